@@ -1,4 +1,4 @@
-"""The error a user can mend: bad input, a bad config, a wrong file; and the names of files in those of the system."""
+"""Errors that a user can fix: bad input, a bad config, a wrong file."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 MOST_REASONS = 10
-"""Bad records that a message names; it counts the others."""
+"""Most bad records that a message names; it counts the others."""
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used.
+    """Error for unusable input from the user.
 
     The message names the file, the record where there is one, and the remedy. The command line prints it
     without a traceback and exits with status 2; in Python it is an ordinary ``ValueError``.
 
     Attributes:
         record: name of the record that cannot be used; empty where none is meant.
-        info: what the file says of that record.
+        info: further data about that record from its file.
     """
 
     record: str = ""
     info: Mapping[str, Any] = MappingProxyType({})
 
     def again(self) -> InputError:
-        """The same, to be raised once more."""
+        """Return a copy, to be raised once more."""
         error = InputError(str(self))
         error.record, error.info = self.record, self.info
         return error
 
 
 class InputWarning(UserWarning):
-    """Something in the input was passed over or taken for granted.
+    """Warning about input that was ignored or taken for granted.
 
     The command line prints it as a warning, also with ``--quiet``; in Python it is an ordinary warning.
     """
 
 
 class AgreedError(InputError):
-    """What all processes of a run know of, whichever met it: the first says it, and the others keep quiet."""
+    """Error known to all processes of a run: only the first prints it."""
 
 
 @contextmanager
 def naming(path: str | os.PathLike[str], instead_of: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """Name a file in errors of the system that name none, as those of a write do.
+    """Add a file's name to errors of the system that lack it, as those of a write do.
 
     Args:
         path: of the file.
@@ -67,11 +67,11 @@ def naming(path: str | os.PathLike[str], instead_of: str | os.PathLike[str] | No
 
 
 def ordinary_file(path: Path, remedy: str = "") -> Path:
-    """The path, where a file is; its size is asked for and it is read from several places, as a pipe cannot be.
+    """Return the path if it is a file, not a pipe: it is read from several places.
 
     Args:
         path: of the file.
-        remedy: what to do where there is none.
+        remedy: advice if there is none.
 
     Raises:
         InputError: nothing there, a folder, a pipe or a device.
@@ -87,7 +87,7 @@ def ordinary_file(path: Path, remedy: str = "") -> Path:
 
 @contextmanager
 def noting(bad: dict[int, InputError], place: int, record: str, info: Mapping[str, Any]) -> Iterator[None]:
-    """Write down what is wrong with one structure of many, with its name and what the file says of it."""
+    """Record what is wrong with one structure of many, with its name and its file's data."""
     try:
         yield
     except InputError as error:
@@ -96,16 +96,16 @@ def noting(bad: dict[int, InputError], place: int, record: str, info: Mapping[st
 
 
 def refuse(bad: Mapping[int, InputError], n: int, where: str, what: str = "structures") -> None:
-    """Refuse what was found to be bad, all at once.
+    """Refuse all bad records at once.
 
     Args:
-        bad: what is wrong, by the places among all.
-        n: how many there are in all.
+        bad: the errors, by index.
+        n: number of all records.
         where: what holds them.
-        what: they are.
+        what: plural noun for the records.
 
     Raises:
-        InputError: anything is bad; one reason stands for itself, of more the first ten are given.
+        InputError: anything is bad; a single reason stands for itself, of several the first ten are given.
     """
     reasons = [str(bad[place]) for place in sorted(bad)]
     if len(reasons) == 1:
@@ -115,19 +115,19 @@ def refuse(bad: Mapping[int, InputError], n: int, where: str, what: str = "struc
 
 
 def listed(what: str, reasons: Sequence[str], most: int = MOST_REASONS) -> str:
-    """What is wrong, then the first few reasons, one to a line, and how many there are more."""
+    """List a heading, the first few reasons, one a line, and the number of the others."""
     more = [f"and {len(reasons) - most:,} more"] if len(reasons) > most else []
     return "\n  ".join([what, *reasons[:most], *more])
 
 
 def in_line(names: Sequence[str], most: int = 5) -> str:
-    """The first few names in one line, and how many there are more."""
+    """List the first few names in one line, and the number of the others."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 OnBad = Literal["stop", "skip"]
-"""Whether a structure that cannot be used stops what is being done, or is left out of it."""
+"""Treatment of a structure that cannot be used: stop, or leave it out."""
 
 T = TypeVar("T")
 _SAID = (
@@ -138,31 +138,31 @@ _SAID = (
     "std::bad_alloc",
     "_ALLOC_FAILED",
 )
-"""In errors of the CPU's allocator, of CUDA and of the libraries on it, none of which has a type of its own."""
+"""Texts in errors of the CPU's allocator, CUDA and its libraries, none of which has a type of its own."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is no memory left, on the CPU or on a GPU."""
+    """True if an error says that there is no memory left, on the CPU or on a GPU."""
     of_cuda = type(error).__name__ == "OutOfMemoryError"
     said = isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
     return isinstance(error, MemoryError) or of_cuda or said
 
 
 def fitting(compute: Callable[[], T]) -> tuple[T] | None:
-    """What is computed, in a tuple; None if it does not fit into memory, of which none is held any more."""
+    """Compute, and return the result in a tuple; None, with memory freed, if it does not fit."""
     try:
         return (compute(),)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-    # Not where the error was caught: as long as it lives, so do the tensors of the attempt.
+    # Outside the except block: while the error lives, so do the tensors of the attempt.
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
         sys.modules["torch"].cuda.empty_cache()
     return None
 
 
 def does_not_fit(name: str, n_atoms: int) -> str:
-    """What to say of a structure that is too large by itself."""
+    """Message about a structure that is too large by itself."""
     return (
         f"{name}: out of memory with this structure alone ({n_atoms:,} atoms); leave it out, use a smaller model or "
         "cutoff, or a device with more memory. In training, where model.n_recycles is above 1, "

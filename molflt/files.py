@@ -1,4 +1,4 @@
-"""Files that are complete or absent, locks that end with the process that holds them, and data of the package."""
+"""Atomic files, locks that end with the process that holds them, and data of the package."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
             os.replace(temporary, path)
             sync_folder(path.parent)
     finally:
-        # On a disk that is read-only this fails even where there is no such file, and says less than the first error.
+        # On a read-only disk this fails even without such a file, and says less than the first error.
         with contextlib.suppress(OSError):
             temporary.unlink()
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a file is what a killed process left of an :func:`atomic_file`."""
+    """True if a file was left by a killed process in :func:`atomic_file`."""
     return fnmatch(path.name, ".*.????????.partial*")
 
 
 def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
-    """Remove what killed processes left of files.
+    """Remove temporary files left by killed processes.
 
     Args:
-        folder: where nobody else is writing these files.
+        folder: a folder in which nobody else is writing these files.
         names: of the files, as patterns.
     """
     for name in names:
@@ -67,15 +67,15 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
 
 
 def standard_input(most: int = -1, what: str = "text") -> bytes:
-    """What is piped into the command, whatever its bytes are.
+    """Read all bytes piped into the command.
 
     Args:
         most: bytes to read; all by default.
-        what: should be piped into it, for messages.
+        what: expected content, for messages.
 
     Raises:
-        InputError: nothing is; standard input is closed.
-        OSError: it cannot be read, as where it is a folder.
+        InputError: standard input is closed.
+        OSError: it cannot be read, for example because it is a folder.
     """
     if sys.stdin is None or sys.stdin.closed:
         raise InputError(f"standard input is closed; pipe {what} into it")
@@ -113,13 +113,13 @@ def lock(descriptor: int, wait: bool = False) -> bool:
 
 @contextmanager
 def alone(folder: Path, other: str) -> Iterator[None]:
-    """Keep a second process from writing to the files of a folder, which is made first if it is not there.
+    """Keep a second process from writing to the files of a folder, made here if missing.
 
     A folder that was made is removed at the end if it is still empty.
 
     Args:
         folder: to write to.
-        other: what another process is doing there, and what to do about it.
+        other: what another process is doing there, and the remedy.
 
     Raises:
         InputError: another process is at work there (never on Windows, where a folder cannot be opened), or it is a
@@ -141,14 +141,14 @@ def alone(folder: Path, other: str) -> Iterator[None]:
 
 @contextmanager
 def sole_writer(path: str | Path, part: str = "", wait: bool = False) -> Iterator[None]:
-    """Keep a second process from writing a file, from before it is computed until it is there.
+    """Keep a second process from writing a file until this one has written it.
 
-    The folder is made if it is not there. While it lasts there is an empty hidden file beside ``path``; one that a
-    killed process left does no harm.
+    The folder is made if it is missing. Meanwhile there is an empty hidden file beside ``path``; one left by a killed
+    process does no harm.
 
     Args:
         path: of the file.
-        part: what of it, where processes may share it.
+        part: the part of it, if processes may share it.
         wait: for another process to end, rather than to refuse.
 
     Raises:
@@ -165,7 +165,7 @@ def sole_writer(path: str | Path, part: str = "", wait: bool = False) -> Iterato
         try:
             yield
         finally:
-            # Before it is let go: who waits for it notices that it is gone, and makes another.
+            # Before the lock is released: a waiting process notices that the file is gone, and makes another.
             with contextlib.suppress(OSError):
                 claim.unlink()
             os.close(handle)
@@ -173,7 +173,7 @@ def sole_writer(path: str | Path, part: str = "", wait: bool = False) -> Iterato
 
 @contextmanager
 def _folder(folder: Path) -> Iterator[Callable[[], None]]:
-    """Yield what makes a folder; at the end, remove what it made and is still empty."""
+    """Yield a function that makes a folder; at the end, remove what it made and is still empty."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield lambda: folder.mkdir(parents=True, exist_ok=True)
@@ -184,14 +184,14 @@ def _folder(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def _locked(path: Path, flags: int, make_folder: Callable[[], None], wait: bool = False) -> int | None:
-    """Open and lock what has this name, also where others remove and remake it; None: another process has it."""
+    """Open and lock a file, even if others remove and remake it; None if it is locked."""
     left = 100
     while True:
         try:
             make_folder()
             handle = os.open(path, flags, 0o666)
         except (FileNotFoundError, FileExistsError):
-            # Removed since, also while it was looked at; but there are places where nothing can be made.
+            # Removed in the meantime, perhaps repeatedly; but there are places where nothing can be made.
             left -= 1
             if left:
                 continue

@@ -1,4 +1,4 @@
-"""Former places of modules that the documentation named: they are found for one release, with a warning."""
+"""Deprecated names of documented modules, which work for one release, with a warning."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ MOVED = {
     "molflt.literature.relaxation": "molflt.simulate.pair_lbfgs",
     "molflt.prediction.evaluation": "molflt.prediction.evaluate",
 }
-"""Where a module was and where it is, since 0.1; an entry goes with the release after the one that moved it."""
+"""Former and present names of modules, since 0.1; an entry is removed one release after the move."""
 
 
 class Former(MetaPathFinder, Loader):
-    """Finder of :data:`MOVED`, asked when nothing else has found a module."""
+    """Finder of :data:`MOVED`, asked after all others."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """See :class:`MetaPathFinder`."""
+        """Find a module in :data:`MOVED`, as :class:`MetaPathFinder` does."""
         return ModuleSpec(fullname, self, is_package=True) if fullname in MOVED else None
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """See :class:`Loader`."""
+        """Leave the creation to Python, as :class:`Loader` allows."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill a module with the names of the one that stands in its place, and warn."""
+        """Fill a module with the names of its successor, and warn."""
         place = MOVED[module.__name__]
         warnings.warn(f"{module.__name__} is now {place}", DeprecationWarning, stacklevel=2)
         found = vars(import_module(place))
@@ -46,6 +46,6 @@ class Former(MetaPathFinder, Loader):
 
 
 def find_former_places() -> None:
-    """Have Python ask for former places, last of all."""
+    """Register the finder, after all others."""
     if not any(isinstance(finder, Former) for finder in sys.meta_path):
         sys.meta_path.append(Former())

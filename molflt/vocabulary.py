@@ -1,4 +1,4 @@
-"""Every field of a structure, once: name, shape, dtype, unit and meaning.
+"""All fields of a structure: name, shape, dtype, unit and meaning.
 
 A structure is a ``torch_geometric.data.Data`` whose attributes carry these names; a batch is the
 ``torch_geometric.data.Batch`` of such structures, in which per-structure fields get a leading dimension of
@@ -8,7 +8,7 @@ Displacements follow one convention: edge ``e`` with ``edge_index[:, e] = (i, j)
 sends to atom ``i``, and Δ_ij = r_i − r_j − cell_offsets[e] @ cell, that is, ``j`` stands for its image
 translated by ``cell_offsets[e] @ cell``.
 
-Here stand as well the values that options may take, without a heavy import, so that help comes at once.
+The allowed values of options are here as well, without heavy imports, so that help comes at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ N_TAGS = 3
 
 @dataclass(frozen=True)
 class Field:
-    """One entry of the vocabulary. ``shape`` uses the symbols n_atoms and n_edges; ``dtype`` is a name in PyTorch."""
+    """One entry of the vocabulary.
+
+    ``shape`` uses the symbols n_atoms and n_edges; ``dtype`` is a name in PyTorch.
+    """
 
     shape: tuple[str | int, ...]
     dtype: str
@@ -73,23 +76,23 @@ DIFFERENTIABLE: tuple[str, ...] = ("y_init", "energy")
 """
 
 LABELS: tuple[str, ...] = (*TARGETS, "forces", "positions_relaxed")
-"""What a structure may carry that a prediction does not need."""
+"""Fields of a structure that a prediction does not need."""
 
 
 EnergyUnit = Literal["eV", "meV", "kcal/mol", "kJ/mol", "Hartree"]
 Per = Literal["structure", "atom"]
-"""What an energy in the data is of."""
+"""Extent of an energy in the data: a structure or an atom."""
 Compile = Literal["off", "on", "auto"]
-"""Whether the model is compiled; auto: on CUDA, where there is a C compiler and enough to do."""
+"""Compilation of the model; auto: on CUDA, if there is a C compiler and enough to do."""
 TagConvention = Literal["auto", "oc20", "layers"]
-"""How tags are read: see :func:`molflt.data.ase.from_atoms`."""
+"""Convention of tags: see :func:`molflt.data.ase.from_atoms`."""
 OnError = Literal["raise", "skip"]
-"""What a structure that cannot be predicted does: end the prediction, or be left out of it."""
+"""Treatment of a structure that cannot be predicted: end the prediction, or leave it out."""
 MethodName = Literal["auto", "exact", "lattice", "mesh"]
 """Methods for the far field that compute the same function, to the model's tolerance."""
 OC20Split = Literal["id", "ood_ads", "ood_cat", "ood_both"]
 Figure = Literal["curves", "parity", "residuals", "elements", "adsorbates", "sizes", "rpe", "spectrum"]
-"""What ``molflt plot`` draws."""
+"""Figures that ``molflt plot`` draws."""
 
 
 def check(fields: dict[str, Tensor], where: str) -> None:

@@ -1,1 +1,1 @@
-"""Adsorption of a molecule on metals: surfaces, guesses of where the molecule sits, and which of them counts."""
+"""Adsorption of a molecule on metals: surfaces, placements, and the choice among them."""

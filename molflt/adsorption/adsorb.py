@@ -1,9 +1,9 @@
-"""How strongly a molecule adsorbs on metals: a low one of the energies predicted from guesses of where it sits.
+"""Adsorption energies of a molecule on metals, from many guesses of its placement.
 
-The lowest of many predictions is one with a favourable error, and falls with the number of guesses. What counts is
-therefore the guess that is the lowest but for a twentieth of those inside the model's domain. On 35 structures of the
-FG set's slice 4, with a model trained on slices 2 and 3, that misses DFT by 0.16 eV, hardly more than the same model
-from DFT's own initial geometry (0.15); the lowest of all misses it by 0.22 eV, the lowest inside the domain by 0.20.
+The lowest of many predictions is one with a favourable error, and falls with the number of guesses. The result is
+therefore the 5th percentile of the guesses inside the model's domain. On 35 structures of the FG set's slice 4, with
+a model trained on slices 2 and 3, that misses DFT by 0.16 eV, hardly more than the same model from DFT's own initial
+geometry (0.15); the lowest of all misses it by 0.22 eV, the lowest inside the domain by 0.20.
 """
 
 from __future__ import annotations
@@ -33,28 +33,27 @@ DEFAULT_MODEL = "pretrained:fg"
 N_GUESSES = 200
 MOST_CONFORMERS = 6
 _TRIED = 30
-"""Conformers that are made; many relax into the same one."""
+"""Conformers to make; many relax into the same one."""
 _MOST_ATOMS = 100
-"""With hydrogens; more do not fit between two slabs, and would take long to embed."""
+"""Most atoms, with hydrogens; more do not fit between two slabs, and would take long to embed."""
 LOWER = 0.05
-"""Share of the guesses that are lower than the one that counts, or count themselves."""
+"""Share of the guesses up to the one that counts."""
 _ENOUGH = 0.1
-"""Share of the guesses that must be inside of the domain for the others to be passed over."""
+"""Share of the guesses that must be inside the domain for the others to be ignored."""
 
 
 @dataclass(frozen=True)
 class Adsorption:
-    """A molecule on one metal.
+    """Adsorption energies of a molecule on one metal.
 
     Attributes:
         molecule: its SMILES, as given.
         metal: its symbol.
         face: of the surface, such as ``fcc(111)``.
-        guesses: of where the molecule sits.
+        guesses: placements of the molecule.
         energies: (n_guesses,) eV: the adsorption energy of the relaxed structure, predicted from each guess.
-        uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.output.Prediction.std`; NaN where nothing is
-            known.
-        warnings: why the energy of a guess is not to be trusted, by its index; see :mod:`molflt.data.quality.domain`.
+        uncertainties: (n_guesses,) eV, see :attr:`molflt.prediction.output.Prediction.std`; NaN if unknown.
+        warnings: reasons not to trust the energy of a guess, by its index; see :mod:`molflt.data.quality.domain`.
     """
 
     molecule: str
@@ -67,14 +66,14 @@ class Adsorption:
 
     @property
     def inside(self) -> np.ndarray:
-        """(n_guesses,) bool: inside the model's domain."""
+        """(n_guesses,) bool: True inside the model's domain."""
         return ~np.isin(np.arange(len(self.guesses)), list(self.warnings))
 
     @property
     def best(self) -> int:
-        """Index of the guess that counts: the lowest but for a twentieth of those inside of the domain.
+        """Index of the guess that counts: the 5th percentile of those inside the domain.
 
-        Where hardly any is inside, all are taken; see :attr:`doubt`.
+        If hardly any is inside, all are taken; see :attr:`doubt`.
         """
         places = np.arange(len(self.guesses)) if self.doubt else np.flatnonzero(self.inside)
         order = places[np.argsort(self.energies[places], kind="stable")]
@@ -82,7 +81,7 @@ class Adsorption:
 
     @property
     def energy(self) -> float:
-        """Of the guess that counts, eV."""
+        """Energy of the guess that counts, eV."""
         return float(self.energies[self.best])
 
     @property
@@ -92,17 +91,17 @@ class Adsorption:
 
     @property
     def uncertainty(self) -> float:
-        """Of the energy that counts, eV; what the guesses add is not part of it."""
+        """Uncertainty of the energy that counts, eV, without that of the guesses."""
         return float(self.uncertainties[self.best])
 
     @property
     def guess(self) -> Guess:
-        """The one that counts."""
+        """The guess that counts."""
         return self.guesses[self.best]
 
     @property
     def doubt(self) -> str | None:
-        """Why the energy may mean little: hardly a guess is inside of the model's domain; None: enough are."""
+        """Warning that hardly a guess is inside the model's domain; None if enough are."""
         n, outside = len(self.guesses), len(self.warnings)
         if n - outside >= _ENOUGH * n:
             return None
@@ -120,27 +119,28 @@ def adsorb(
     device: str = "auto",
     max_atoms: int = DEFAULT_MAX_ATOMS,
 ) -> list[Adsorption]:
-    """Predict adsorption energies of a molecule on close-packed surfaces of metals, at low coverage.
+    """Predict adsorption energies of a molecule on close-packed metal surfaces.
 
-    Conformers of the molecule are put on the clean surface in many ways (:mod:`molflt.adsorption.placing`); the model
-    predicts for each the energy of the structure that it would relax to, relative to the clean surface and the
-    molecule in vacuum. One of the lowest counts, see :mod:`molflt.adsorption.adsorb`.
+    The coverage is low. Conformers of the molecule are placed on the clean surface in many ways
+    (:mod:`molflt.adsorption.placing`); the model predicts for each the energy of the structure that it would relax
+    to, relative to the clean surface and the molecule in vacuum. One of the lowest counts, see
+    :mod:`molflt.adsorption.adsorb`.
 
     Args:
-        smiles: of one neutral closed-shell molecule. Another SMILES of it gives the same.
-        on: metals, as symbols, several in one text between commas.
+        smiles: of one neutral closed-shell molecule. Any SMILES of it gives the same result.
+        on: metals, as symbols, or several in one text separated by commas.
         model: of relaxed adsorption energies (``y_relaxed``).
-        n_guesses: on each metal.
+        n_guesses: number on each metal.
         seed: of conformers and guesses.
-        device: auto, cpu or cuda; of a model that is given by its path.
+        device: auto, cpu or cuda; for a model that is given by its path.
         max_atoms: atoms per batch; bounds memory, changes no result.
 
     Returns:
         One result for each metal, in their order, each metal once; a warning names those with a doubt.
 
     Raises:
-        InputError: the molecule or a metal is none that this can be said of, or the model is of another kind or has
-            not seen one of the elements.
+        InputError: the molecule or a metal is not supported, or the model predicts another quantity or has not seen
+            one of the elements.
     """
     surfaces = _surfaces(on)
     conformers = molecule(smiles, seed)
@@ -152,7 +152,7 @@ def adsorb(
 
 
 def doubts_of(results: Sequence[Adsorption]) -> str:
-    """A line, and one for each metal whose energy may mean little; empty: all are as good as they get."""
+    """List metals whose energy may mean little, one a line after a heading; may be empty."""
     doubts = [one.doubt for one in results if one.doubt]
     what = "the energies of these surfaces may mean little, and ± does not cover it"
     return listed(what, doubts, most=len(doubts)) if doubts else ""
@@ -167,7 +167,7 @@ def adsorb_conformers(
     seed: int = 0,
     max_atoms: int = DEFAULT_MAX_ATOMS,
 ) -> list[Adsorption]:
-    """As :func:`adsorb`, of a molecule ``name`` whose conformers are known: their numbers and positions are read."""
+    """Run :func:`adsorb` for known conformers of a molecule ``name``."""
     _check(model, conformers[0], surfaces)
     if n_guesses < 1:
         raise InputError(f"{n_guesses} guesses: give at least one")
@@ -185,7 +185,7 @@ def adsorb_conformers(
 
 
 def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
-    """Conformers of a molecule, the same for every way to write it.
+    """Make conformers of a molecule, the same for every way to write it.
 
     Args:
         smiles: of one molecule without charge and unpaired electrons, or ``molecule:NAME`` of ASE's g2 set.
@@ -207,7 +207,7 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
         raise InputError(f"{smiles:.200}: {n_atoms} atoms do not fit into the cell; at most {_MOST_ATOMS} are tried")
     if len(Chem.GetMolFrags(mol)) > 1:
         raise InputError(f"{smiles}: is several molecules; adsorb places one")
-    # Where a guess is put depends on the order of the atoms.
+    # The placement of a guess depends on the order of the atoms.
     made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, options)
     if "remark" in made:
         warnings.warn(f"{smiles}: {made.remark}", InputWarning, stacklevel=3)

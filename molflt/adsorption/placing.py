@@ -1,4 +1,4 @@
-"""Clean surfaces of the FG set's metals, and guesses of where a molecule sits on them.
+"""Clean surfaces of the FG set's metals, and guesses of a molecule's placement on them.
 
 Surfaces are close-packed, at the set's lattice constants, in its cells. Sites, orientations and heights are as in the
 set, without clashes.
@@ -26,15 +26,15 @@ CELL_HEIGHT = 20.0
 """Å: the period along the normal."""
 _LAYERS = 4
 _FREE_LAYERS = 2
-"""Counted from the top; the others keep their places in a relaxation."""
+"""Layers free to relax, counted from the top."""
 
 
 @dataclass(frozen=True)
 class _Slab:
-    """What a clean slab of the set is made of.
+    """Geometry of a clean slab of the set.
 
     Attributes:
-        face: the close-packed one of the metal's lattice.
+        face: the close-packed face of the metal's lattice.
         a: Å, shortest period within a layer.
         heights: Å, of the second, third and fourth layer above the first, as relaxed without an adsorbate.
         cell: of twelve atoms a layer: oblique (2√3 × 2√3, turned by 30°) or rectangular.
@@ -72,12 +72,12 @@ _CELLS = {
     "oblique": ([[2, 2, 0], [-2, 4, 0], [0, 0, 1]], -30.0),
     "rectangular": ([[3, 0, 0], [-2, 4, 0], [0, 0, 1]], 0.0),
 }
-"""Lattice vectors of the cell in those of one atom, and the turn that lays the first along x, in degrees."""
+"""Lattice vectors of the cell in terms of the primitive ones, and degrees of rotation to lay the first along x."""
 
 
 @dataclass(frozen=True)
 class Surface:
-    """A clean surface, and where something may sit on it.
+    """A clean surface and its adsorption sites.
 
     Attributes:
         metal: its symbol.
@@ -101,14 +101,14 @@ def surface(metal: str) -> Surface:
         metal: its symbol, in any case of letters.
 
     Raises:
-        InputError: it is none of ``METALS``.
+        InputError: it is not in ``METALS``.
     """
     symbol = metal.strip().capitalize()
     if symbol not in _SLABS:
         raise InputError(f"'{metal:.40}' is no metal with a known surface; choose among {', '.join(METALS)}")
     slab = _SLABS[symbol]
     size = (1, 1, _LAYERS)
-    # The distance of layers is put right below.
+    # The layer distances are corrected below.
     if slab.face == "fcc(111)":
         atoms = fcc111(symbol, size, a=slab.a * np.sqrt(2))
     elif slab.face == "hcp(0001)":
@@ -135,19 +135,20 @@ def surface(metal: str) -> Surface:
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 CONTACT = (0.953, 1.022, 1.074, 1.130, 1.239)
 """Closest contact of molecule and metal, in sums of covalent radii, at the quantiles ``LEVELS`` of the initial
-geometries of the FG set, slices 2 to 4; as those that follow, and as those in between, which are drawn."""
+geometries of the FG set, slices 2 to 4. The two angles below are given at the same quantiles; values are drawn by
+interpolation."""
 ELEVATION = (0.1, 1.6, 6.3, 14.5, 31.5)
 """Angle between the molecule's longest axis and the surface, in degrees."""
 ROLL = (0.1, 2.8, 11.6, 29.5, 81.5)
-"""Turn about the longest axis out of the position in which the second lies along the surface, in degrees."""
+"""Rotation about the longest axis, away from the position with the second along the surface, in degrees."""
 IMAGES_APART = 2.4
-"""Å between the molecule and its periodic images: a contact of two hydrogens, by their van der Waals radii."""
+"""Å between the molecule and its periodic images: van der Waals contact of two hydrogens."""
 HIGHEST = 15.0
-"""Å: z of the molecule's highest atom, 5 Å under the next slab; higher in none of the set."""
+"""Å: greatest z of the molecule's atoms, 5 Å under the next slab; none in the set is higher."""
 _LOW = 0.5
-"""Å above its lowest heavy atom: what may be put over a site."""
+"""Å above the lowest heavy atom, within which atoms may be put over a site."""
 _TRIES = 5
-"""Per guess that is wanted."""
+"""Tries for each requested guess."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Guess:
 
     Attributes:
         structure: under the vocabulary, with the adsorbate's atoms last.
-        site: over which a part of it was put.
+        site: the site under it.
         conformer: its index.
     """
 
@@ -166,20 +167,20 @@ class Guess:
 
 
 def guesses(surface: Surface, conformers: Sequence[Atoms], n: int, name: str, seed: int = 0) -> list[Guess]:
-    """Put conformers of a molecule on a surface.
+    """Place conformers of a molecule on a surface.
 
-    Sites take turns. Conformer, orientation, and which of its lowest heavy atoms (or their centre) goes over the
-    site, are drawn; so is the closest contact, which determines the height.
+    Sites take turns. The conformer, the orientation, and the atom over the site (one of the lowest heavy atoms, or
+    their centre) are drawn; so is the closest contact, which determines the height.
 
     Args:
-        surface: where to.
+        surface: the clean surface.
         conformers: of one molecule; only numbers and positions are read.
-        n: how many guesses.
+        n: number of guesses.
         name: of the molecule.
-        seed: of what is drawn; the same seed gives the same guesses.
+        seed: of the random draws; the same seed gives the same guesses.
 
     Returns:
-        At most ``n`` guesses, fewer where the molecule hardly fits.
+        At most ``n`` guesses, fewer if the molecule hardly fits.
 
     Raises:
         InputError: it does not fit into the cell in any way that was tried.
@@ -214,26 +215,26 @@ def guesses(surface: Surface, conformers: Sequence[Atoms], n: int, name: str, se
 
 
 def _lying(positions: np.ndarray) -> np.ndarray:
-    """Centred, the longest axis along x, the second along y: lying flat on the surface."""
+    """Centre and align, the longest axis along x, the second along y: flat on the surface."""
     centred = positions - positions.mean(axis=0)
     axes = np.linalg.svd(centred)[2]
-    # A rotation, not a reflection, which would make another molecule of a chiral one.
+    # A rotation, not a reflection, which would invert a chiral molecule.
     axes[2] *= np.sign(np.linalg.det(axes))
     lying: np.ndarray = centred @ axes.T
     return lying
 
 
 def _orientation(random: np.random.Generator) -> Rotation:
-    """Rolled about the longest axis, which is lifted, and turned about the normal."""
+    """Draw a rotation: a roll about the longest axis, its elevation, a turn about the normal."""
     roll, elevation = (np.interp(random.uniform(LEVELS[0], LEVELS[-1]), LEVELS, q) for q in (ROLL, ELEVATION))
     roll = random.choice([-roll, roll]) + random.choice([0.0, 180.0])
     elevation = random.choice([-elevation, elevation])
-    # Extrinsic: about the axes of the surface, one after the other.
+    # Extrinsic: about the fixed axes of the surface, one after the other.
     return Rotation.from_euler("xyz", [roll, elevation, random.uniform(0.0, 360.0)], degrees=True)
 
 
 def _anchor(positions: np.ndarray, numbers: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """(2,) what goes over a site: one of the lowest atoms that are not hydrogen, or their centre."""
+    """Draw the point (2,) to put over a site: a low heavy atom, or the centre of these."""
     heavy = numbers > 1 if (numbers > 1).any() else np.ones(len(numbers), dtype=bool)
     low = positions[heavy & (positions[:, 2] < positions[heavy, 2].min() + _LOW), :2]
     choices: np.ndarray = np.concatenate([low, low.mean(axis=0, keepdims=True)])
@@ -241,21 +242,21 @@ def _anchor(positions: np.ndarray, numbers: np.ndarray, random: np.random.Genera
 
 
 def _images(surface: Surface) -> np.ndarray:
-    """(9, 2) translations along the surface to the cell itself, first, and its neighbours."""
+    """Translations (9, 2) along the surface to the cell itself, first, and its neighbours."""
     shifts = np.array([(i, j) for i in (0, -1, 1) for j in (0, -1, 1)])
     translations: np.ndarray = shifts @ np.asarray(surface.atoms.cell)[:2, :2]
     return translations
 
 
 def _distance_of_images(positions: np.ndarray, surface: Surface) -> float:
-    """Å from the molecule to its nearest periodic image along the surface."""
+    """Distance from the molecule to its nearest periodic image along the surface, Å."""
     shifts = np.pad(_images(surface)[1:], ((0, 0), (0, 1)))
     vectors = positions[:, None, None] - positions[:, None] - shifts
     return float(np.linalg.norm(vectors, axis=-1).min())
 
 
 def _height(positions: np.ndarray, numbers: np.ndarray, surface: Surface, contact: float) -> float:
-    """How far to lift the molecule until its closest contact, in sums of covalent radii, is the one that is wanted.
+    """Find the height at which the closest contact, in sums of covalent radii, is as requested.
 
     An atom touches another if its height above it is the leg of a right triangle, with the wanted distance as the
     hypotenuse and the distance along the surface as the other leg; the pair that touches first decides.

@@ -1,4 +1,4 @@
-"""``molflt adsorb``: how strongly a molecule binds to metals."""
+"""``molflt adsorb``: adsorption energies of a molecule on metals."""
 
 from __future__ import annotations
 

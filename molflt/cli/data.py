@@ -104,7 +104,7 @@ def fetch_command(
             errors.print("Stopped. To go on, repeat the command.", markup=False)
             raise typer.Exit(130) from None
         except OSError as error:
-            # What a broken connection is worth knowing about is said already.
+            # The message on a broken connection is already printed.
             if error.errno is not None:
                 error.add_note("then repeat the command: it goes on where it stopped")
             raise

@@ -1,4 +1,4 @@
-"""How good a model is: ``molflt evaluate``, figures of it (``plot``), and ``check-invariance``."""
+"""``molflt evaluate`` and ``check-invariance``: the quality of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from molflt.cli.terminal import (
     MAX_ATOMS,
     MODEL,
     ON_ERROR,
-    OVERWRITE,
     PAIRS,
     TAGS,
     Verbosity,
@@ -32,7 +31,7 @@ from molflt.cli.terminal import (
     warn,
 )
 from molflt.errors import InputError, listed
-from molflt.vocabulary import EnergyUnit, Figure, MethodName, OnError, Per, TagConvention
+from molflt.vocabulary import EnergyUnit, MethodName, OnError, Per, TagConvention
 
 if TYPE_CHECKING:
     from molflt.invariance.harness import DtypeName, Result
@@ -134,7 +133,7 @@ def evaluate_command(
     except OSError as error:
         if report is not None:
             raise
-        # Nobody asked for this file in so many words; the numbers above are what was asked for.
+        # The default report is optional; the numbers above are the result.
         warn(f"no report could be written ({error}); --report chooses another place")
     else:
         if not as_json:
@@ -142,7 +141,7 @@ def evaluate_command(
 
 
 def _default_report(model: Path, data: str, overwrite: bool) -> Path:
-    """Beside the model, named after the data; with a number, where an earlier report has the name."""
+    """Path beside the model, named after the data; numbered if an earlier report has the name."""
     from molflt.prediction.members import split_member
 
     whole = Path(split_member(model)[0])
@@ -160,7 +159,7 @@ def _default_report(model: Path, data: str, overwrite: bool) -> Path:
 def _content(
     found: Evaluation, calibration: Calibration | None, unknown: list[str], n_members: int
 ) -> dict[str, Any]:
-    """The errors by name, what was left out, and how all was computed."""
+    """Errors by name, skipped structures, and the methods of computation."""
     forces = found.force_metrics
     return {
         **asdict(found.metrics),
@@ -195,39 +194,6 @@ def _print(found: Evaluation, calibration: Calibration | None, target: str, n_me
             answer(line)
     if found.prediction.contractions:
         answer(f"  far field by {found.prediction.far_field}")
-
-
-def plot_command(
-    context: typer.Context,
-    kind: Figure = typer.Argument(
-        ...,
-        metavar="KIND",
-        help="curves, parity, residuals, elements, adsorbates, sizes, rpe or spectrum.",
-        show_default=False,
-    ),
-    model: Path = MODEL,
-    data: str = typer.Argument(None, help="Labelled structures, for plots of errors.", show_default=False),
-    out: Path = typer.Option(..., "--out", "-o", help="NAME.png, NAME.svg or NAME.pdf.", show_default=False),
-    overwrite: bool = OVERWRITE,
-    device: str = DEVICE,
-    max_atoms: int = MAX_ATOMS,
-    tags: TagConvention = TAGS,
-) -> None:
-    """Make one figure of a report as PNG, SVG or PDF.
-
-    curves: errors over the epochs of a run. rpe, spectrum: the function f(r)
-    that each head has learnt, and its Fourier transform. The others show
-    errors on DATA: parity, residuals, and by elements, adsorbates or sizes.
-
-    Example: molflt plot parity runs/tiny/best.safetensors
-    data/fg/val.lmdb -o parity.png
-    """
-    claim_new_file(context, out, (".png", ".svg", ".pdf"), overwrite, "a figure")
-    from molflt.prediction.predict import choose_device
-    from molflt.report.figures import write_figure
-
-    write_figure(kind, model, data, out, choose_device(device), max_atoms, tags)
-    say(str(out))
 
 
 def check_invariance_command(
@@ -288,10 +254,10 @@ def check_invariance_command(
             "no scale of the far field moves the energies of these structures by 30 % of their spread, so only the "
             "model as it is was tried; give structures that differ less in composition"
         )
-    # Of the whole model as it is; with its far field scaled up it is another.
+    # For the model as it is; with its far field scaled up it is another.
     drift = next((result for result in results if result.name == "dtype" and not result.far_scaled), None)
     failed = any(result.verdict == "fail" for result in results)
-    # Of fragments far apart; it is no invariance, and a model of ions need not have it.
+    # Additivity of distant fragments is no invariance, and a model of ions need not have it.
     apart: dict[str, Any] | None = None
     if len(fragments):
         apart = {"worst": float(fragments.max()), "median": float(np.median(fragments)), "bound": ADDITIVE}

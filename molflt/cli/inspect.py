@@ -1,4 +1,4 @@
-"""``molflt info`` and ``molflt explain``: what a model or a data set holds, and what an energy is made of."""
+"""``molflt info`` and ``explain``: contents of models and data, and parts of an energy."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def _model_info(members: list[LoadedModel], name: str) -> dict[str, Any]:
     if (known := loaded.metadata.uncertainty) is not None:
         metadata["uncertainty"] = {"±": str(known), "levels": LEVELS, **metadata["uncertainty"]}
     if len(members) > 1:
-        # What differs between them.
+        # The fields that differ between members.
         of_member = ("seed", "epoch", "validation")
         metadata["members"] = {
             f"{name}#{k}": {field: getattr(member.metadata, field) for field in of_member}
             for k, member in enumerate(members)
         }
-    # A file counts from zero, people from one.
+    # Files count epochs from zero, people from one.
     for counted in (metadata, *metadata.get("members", {}).values()):
         counted["epoch"] += 1
     symbols = [chemical_symbols[z] for z in metadata.pop("elements")]
@@ -190,7 +190,7 @@ def _print(content: dict[str, Any], depth: int) -> None:
 
 PAGE = Path("explain.html")
 _ROWS = 20
-"""Atoms that the printed table shows."""
+"""Most atoms in the printed table."""
 
 
 def explain_command(

@@ -31,7 +31,7 @@ _COMMANDS = {
     "merge": "predict",
     "adsorb": "adsorb",
     "explain": "inspect",
-    "plot": "evaluate",
+    "plot": "models",
     "check-invariance": "evaluate",
     "info": "inspect",
     "convert": "data",
@@ -40,12 +40,12 @@ _COMMANDS = {
     "config": "train",
     "fetch": "data",
 }
-"""Commands in the order of the help, and the files that they stand in, which are read when they are called."""
+"""Commands in the order of the help, with the modules that hold them, imported when called."""
 _HOW_MUCH = ("--quiet", "-q", "--verbose", "-v")
 
 
 class _Flags:
-    """Flags are shown as such: typer's help would say ``<bool>``, as if they took a value."""
+    """Show flags as such: typer's help would say ``<bool>``, as if they took a value."""
 
     def get_params(self, ctx: Any) -> Any:
         parameters = super().get_params(ctx)  # type: ignore[misc]
@@ -60,11 +60,11 @@ class _Command(_Flags, TyperCommand):
 
 
 class _Commands(_Flags, TyperGroup):
-    """The commands, with ``--quiet`` and ``--verbose`` before or after the name of one."""
+    """Accept ``--quiet`` and ``--verbose`` before or after a command's name."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        # Their names alone, for lists and suggestions.
+        # Only the names, for lists and suggestions.
         self.commands: Any = dict.fromkeys(_COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -120,19 +120,19 @@ def _root(
 def main() -> None:
     """Run a command.
 
-    A user's mistake is one message and status 2, what the system refuses (disk full, no permission) status 1, an
-    interruption status 130, and what nobody thought of status 3.
+    A user's mistake is one message and status 2, a refusal of the system (disk full, no permission) status 1, an
+    interruption status 130, and an unexpected error status 3.
     """
     open_streams()
     prepare_streams()
     show_input_warnings()
-    # Large arrays in large pages: half of the time that a mesh takes on a CPU would go into small ones. PyTorch looks
-    # at it once, when it first takes memory.
+    # Large pages for large arrays: with small ones, a mesh on a CPU takes twice as long. PyTorch reads this setting
+    # once, when it first allocates memory.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         app()
     except SystemExit as stop:
-        # It is no failure that the reader of a pipe, such as head, has enough; click and rich end with status 1.
+        # A pipe's reader, such as head, may stop early, which is no failure; click and rich end with status 1.
         enough = isinstance(stop.__context__, BrokenPipeError)
         try:
             if not enough and sys.stdout is not None:

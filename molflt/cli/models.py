@@ -1,4 +1,4 @@
-"""``molflt average`` and ``molflt export``: other files of a model."""
+"""``molflt average``, ``export`` and ``plot``: files made from a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Literal
 
 import typer
 
-from molflt.cli.terminal import OVERWRITE, claim_new_file, say
+from molflt.cli.terminal import DEVICE, MAX_ATOMS, MODEL, OVERWRITE, TAGS, claim_new_file, say
+from molflt.vocabulary import Figure, TagConvention
 
 
 def average_command(
@@ -46,3 +47,36 @@ def export_command(
     metadata, n = members[0].metadata, len(members)
     whose = f", the mean of {n} models" if n > 1 else ""
     say(f"{out}: {metadata.target} of one structure, from its neighbours up to {metadata.config.cutoff:g} Å{whose}")
+
+
+def plot_command(
+    context: typer.Context,
+    kind: Figure = typer.Argument(
+        ...,
+        metavar="KIND",
+        help="curves, parity, residuals, elements, adsorbates, sizes, rpe or spectrum.",
+        show_default=False,
+    ),
+    model: Path = MODEL,
+    data: str = typer.Argument(None, help="Labelled structures, for plots of errors.", show_default=False),
+    out: Path = typer.Option(..., "--out", "-o", help="NAME.png, NAME.svg or NAME.pdf.", show_default=False),
+    overwrite: bool = OVERWRITE,
+    device: str = DEVICE,
+    max_atoms: int = MAX_ATOMS,
+    tags: TagConvention = TAGS,
+) -> None:
+    """Make one figure of a report as PNG, SVG or PDF.
+
+    curves: errors over the epochs of a run. rpe, spectrum: the function f(r)
+    that each head has learnt, and its Fourier transform. The others show
+    errors on DATA: parity, residuals, and by elements, adsorbates or sizes.
+
+    Example: molflt plot parity runs/tiny/best.safetensors
+    data/fg/val.lmdb -o parity.png
+    """
+    claim_new_file(context, out, (".png", ".svg", ".pdf"), overwrite, "a figure")
+    from molflt.prediction.predict import choose_device
+    from molflt.report.figures import write_figure
+
+    write_figure(kind, model, data, out, choose_device(device), max_atoms, tags)
+    say(str(out))

@@ -138,7 +138,7 @@ def predict_command(
         for i in range(len(prediction.names)):
             answer_json(_record(prediction, i, target))
         return
-    # On standard error, so that what is piped on is numbers and names only.
+    # On standard error, so that only numbers and names are piped on.
     std = prediction.std
     errors.print(f"{target} in eV, {'' if std is None else '± in eV, '}name", markup=False)
     for i, (name, energy) in enumerate(zip(prediction.names, prediction.energies, strict=True)):
@@ -148,7 +148,7 @@ def predict_command(
 
 
 def _record(prediction: Prediction, i: int, target: str) -> dict[str, Any]:
-    """What is known of a structure; of one that failed, its name and the reason."""
+    """Describe a structure's prediction; for one that failed, its name and the reason."""
     record: dict[str, Any] = {
         "name": prediction.names[i],
         "target": target,

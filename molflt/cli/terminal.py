@@ -1,4 +1,7 @@
-"""What commands say and where: results to standard output, all else to standard error or not; options they share."""
+"""Output of commands, standard streams, and shared options.
+
+Results go to standard output, all else to standard error or nowhere.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +29,21 @@ from molflt.terminal_text import printable
 
 
 class Terminal(Console):
-    """The one way of molflt to a terminal.
+    """The only console through which molflt writes to a terminal.
 
-    Text passes through :func:`printable`, whoever wrote it: what is printed and what stands in a table alike.
+    All text passes through :func:`printable`, in tables as well.
     """
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text for the terminal, with visible replacements for what would command it."""
+        """Return text for the terminal, with visible replacements for control characters."""
         return super().render_str(printable(text, keep="\n\t"), **options)
 
 
 def open_streams() -> None:
-    """Open standard streams that are closed, on nothing.
+    """Open closed standard streams, on nothing.
 
-    Otherwise the next file that is opened gets the number of one of them, and what a library writes there goes into
-    that file.
+    Otherwise the next opened file would get the number of one of them, and a library's output would go into that
+    file.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -55,15 +58,15 @@ def open_streams() -> None:
 
 
 def forget_output() -> None:
-    """What is left for standard output goes nowhere: the interpreter would try to write it at its end, and fail."""
+    """Discard pending standard output, which the interpreter would fail to write at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def prepare_streams() -> None:
-    """Make the standard streams take any text and, unless somebody looks at them or says otherwise, speak UTF-8.
+    """Make the standard streams accept any text, in UTF-8 unless interactive or set otherwise.
 
-    A terminal keeps its encoding, and gets an escape such as ``\\xc5`` for what it cannot show. A pipe or a file gets
-    what molflt reads, whatever the locale.
+    A terminal keeps its encoding, and gets an escape such as ``\\xc5`` for characters that it cannot show. A pipe or
+    a file gets UTF-8, which molflt reads, whatever the locale.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -73,7 +76,7 @@ def prepare_streams() -> None:
 
 _PACKAGE = Path(__file__).parents[1]
 _MOST_OF_A_DEFECT = 300
-"""Characters of the text of an error that nobody thought of."""
+"""Characters shown of an unexpected error's text."""
 
 # Names of files are printed as they are, without markup and without :emoji:.
 errors = Terminal(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -81,25 +84,25 @@ output = Terminal(highlight=False, soft_wrap=True, emoji=False)
 
 
 class Verbosity:
-    """How much is said; set once by ``molflt --quiet`` or ``--verbose``."""
+    """Amount of output; set once by ``molflt --quiet`` or ``--verbose``."""
 
     quiet = False
     verbose = False
 
     @classmethod
     def set(cls, quiet: bool, verbose: bool) -> None:
-        """Take over the options."""
+        """Apply the options."""
         cls.quiet, cls.verbose = quiet, verbose
         progress.set_shown(not quiet)
 
 
 def warn(message: str) -> None:
-    """A warning on standard error."""
+    """Print a warning on standard error."""
     errors.print("Warning:", message, style="yellow", markup=False)
 
 
 def show_input_warnings() -> None:
-    """Print every ``InputWarning`` as a warning of the command, each text once; others go where Python sends them."""
+    """Print every ``InputWarning`` as a warning of the command, each text once."""
     python, said = warnings.showwarning, set[str]()
 
     def show(message: Any, category: type[Warning], *place: Any, **options: Any) -> None:
@@ -114,13 +117,13 @@ def show_input_warnings() -> None:
 
 
 def answer(message: str) -> None:
-    """What a command was asked for, on standard output, at once even through a pipe."""
+    """Print the answer of a command on standard output, at once even through a pipe."""
     output.print(message, markup=False)
     sys.stdout.flush()
 
 
 def answer_json(content: dict[str, Any]) -> None:
-    """The same as one JSON object; it has no NaN and no infinity, so these become null."""
+    """Print the answer as one JSON object; NaN and infinity, which JSON lacks, become null."""
     print(json.dumps(_finite(content)), flush=True)
 
 
@@ -133,31 +136,31 @@ def _finite(value: Any) -> Any:
 
 
 def say(message: str) -> None:
-    """How a command is getting on, on standard output; not with ``--quiet``."""
+    """Print progress on standard output; not with ``--quiet``."""
     if not Verbosity.quiet:
         answer(message)
 
 
 def remark(message: str) -> None:
-    """How a command is getting on, on standard error, where the answer may be piped on; not with ``--quiet``."""
+    """Print progress on standard error, as the answer may be piped on; not with ``--quiet``."""
     if not Verbosity.quiet:
         errors.print(message, markup=False)
 
 
 def detail(message: str) -> None:
-    """What only ``--verbose`` wants to know, on standard error."""
+    """Print details on standard error, with ``--verbose`` only."""
     if Verbosity.verbose:
         errors.print(message, style="dim", markup=False)
 
 
 def show_place() -> None:
-    """Where in the code an error arose, with ``--verbose`` or ``MOLFLT_DEBUG=1``; called while it is handled."""
+    """Print the traceback of the current error, with ``--verbose`` or ``MOLFLT_DEBUG=1``."""
     if Verbosity.verbose or os.environ.get("MOLFLT_DEBUG", "0") not in ("", "0"):
         errors.print_exception()
 
 
 def defect(error: Exception) -> str:
-    """An error that nobody thought of, in a line: what, where in molflt, and how to report it."""
+    """Describe an unexpected error in a line: what, where in molflt, and how to report it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)] or frames
     place = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "unknown"
@@ -169,7 +172,7 @@ def defect(error: Exception) -> str:
 
 
 def command_line() -> str:
-    """The command that is running, for the report that it writes."""
+    """Return the running command, for the report that it writes."""
     return " ".join(["molflt", *sys.argv[1:]])
 
 
@@ -179,13 +182,13 @@ _REMEDIES = {
     errno.EROFS: "choose a place that can be written to",
     **dict.fromkeys((errno.EACCES, errno.EPERM), "choose a place where you may read and write"),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "a part of this path is a file; choose another place"),
-    # What LMDB calls a write that came to an end early, too.
+    # LMDB's name for an incomplete write, too.
     errno.EIO: "the disk is full or reports an error; make room, or choose another",
 }
 
 
 def system_error(error: OSError) -> str:
-    """What the system refused, in a line: the file, the reason, what to do about it, and notes on the error."""
+    """Describe an error of the system in a line: the file, the reason, the remedy, its notes."""
     text = str(error) if error.strerror is None else error.strerror
     if error.strerror is not None and error.filename is not None:
         text = f"{error.filename}: {text}"
@@ -214,23 +217,23 @@ MODEL = typer.Argument(..., help="Model file, run directory, ensemble, or pretra
 
 
 def claim(context: typer.Context, path: Path, check: Callable[[], None], part: str = "") -> None:
-    """Refuse a file to write, before anything is computed for it, or keep it for this command until its end.
+    """Check a file to write before computing for it, and keep it until the command ends.
 
-    ``part`` is what of it the command writes, where several may share it.
+    ``part`` names the part that the command writes if several may share the file.
 
     Raises:
         InputError: as ``check`` does; or another process is writing the file.
     """
     check()
     context.with_resource(sole_writer(path, part))
-    # Another process may have come to its end in between.
+    # Another process may have finished in between.
     check()
 
 
 def claim_new_file(
     context: typer.Context, path: Path, suffixes: Sequence[str], overwrite: bool, what: str = "output"
 ) -> None:
-    """Claim a file that is new, or may be replaced.
+    """Claim a file that is new or may be replaced.
 
     Raises:
         InputError: another suffix, a folder, a file that exists, or one that another process is writing.

@@ -1,4 +1,4 @@
-"""``molflt train`` and ``molflt config``: a configuration to a model."""
+"""``molflt train`` and ``molflt config``: train a model from a configuration."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train_command(
 
     Example: molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention.spectrum=sampled
     """
-    # Imports wait: help should come at once, and a mistake in the configuration soon.
+    # Late imports: help should come at once, and a mistake in the configuration soon.
     from molflt.training.processes import is_first_process
 
     first = is_first_process()
@@ -67,7 +67,7 @@ def train_command(
 
 
 def _say(line: str) -> None:
-    """A line of the run; its warnings and notes are said with ``--quiet`` too."""
+    """Print a line of the run; warnings and notes also with ``--quiet``."""
     text = line.removeprefix("Warning: ")
     if text != line:
         warn(text)

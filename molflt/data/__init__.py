@@ -1,1 +1,1 @@
-"""Structures in: OC20 LMDB, ASE, RDKit and SMILES; neighbour lists; batches. Knows no model."""
+"""Reading of structures, neighbour lists and batches, independent of any model."""

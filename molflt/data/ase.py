@@ -23,33 +23,33 @@ from molflt.terminal_text import printable
 _RESULTS = ("energy", "forces")
 _IONS = ReadOptions(charges=True)
 _SHORT = 9
-"""Numbers of an array in ``info`` that is carried along, as long as a tensor."""
+"""Most elements of an array kept in ``info``, enough for a tensor."""
 
 
 def from_atoms(atoms: Atoms, name: str, options: ReadOptions = DEFAULT) -> Data:
     """Turn ASE's ``Atoms`` into a structure.
 
-    ``energy`` and ``forces`` come from a calculator that has them at hand (nothing is computed), else from
+    ``energy`` and ``forces`` come from a calculator that already has them (nothing is computed), else from
     ``atoms.info`` and ``atoms.arrays``, as do ``y_relaxed``, ``y_init``, ``sid`` and the texts of ``records.TEXTS``;
-    what several of these hold under one name must agree. Relaxed positions come from an array ``positions_relaxed``
-    or ``pos_relaxed``, ``fixed`` from constraints that hold atoms in all three directions. All else is carried along,
-    in ``data.info`` (:func:`kept_info`) and ``data.extra`` (:class:`molflt.data.extras.Extra`).
+    values stored under one name in several of these must agree. Relaxed positions come from an array
+    ``positions_relaxed`` or ``pos_relaxed``, ``fixed`` from constraints that hold atoms in all three directions. All
+    other data are kept in ``data.info`` (:func:`kept_info`) and ``data.extra`` (:class:`molflt.data.extras.Extra`).
 
     Tags mean two things. OC20 has 0 sub-surface, 1 surface, 2 adsorbate; ASE's slab builders number the layers
-    1, 2, ... from the top and give adsorbates 0. Reading one as the other would turn a slab upside down
-    unnoticed, so "auto" takes tags 0 to 2 as OC20's but refuses tags that look like layers. "oc20" takes them as they
-    are; with "layers" 0 becomes adsorbate, 1 surface, all else sub-surface, and a slab without tags gets those of
+    1, 2, ... from the top and give adsorbates 0. Confusing the two would turn a slab upside down unnoticed, so "auto"
+    takes tags 0 to 2 as OC20's but refuses tags that look like layers. "oc20" takes them as they are; with "layers" 0
+    becomes adsorbate, 1 surface, all else sub-surface, and a slab without tags gets those of
     :func:`molflt.data.slabs.tags_of_slab`.
 
     Args:
         atoms: the structure; lengths in Å, energies in eV.
-        name: where it came from; kept as ``data.name`` and used in messages.
-        options: of which ``tags`` (see above), ``labels``, and whether ions and radicals are taken count here.
+        name: its origin; kept as ``data.name`` and used in messages.
+        options: ``tags`` (see above), ``labels``, and whether ions and radicals are accepted.
 
     Raises:
         InputError: tags that are ambiguous or out of range, a periodic direction without a lattice vector, a
-            site shared by several elements, two values of a label, a charge or spin (:func:`refuse_charges`), or what
-            ``check_structure`` refuses.
+            site shared by several elements, contradictory values of a label, a charge or spin
+            (:func:`refuse_charges`), or a failure of ``check_structure``.
     """
     cell, pbc = np.asarray(atoms.cell, dtype=np.float64), np.asarray(atoms.pbc, dtype=bool)
     _refuse_disorder(atoms, name)
@@ -85,7 +85,7 @@ def from_atoms(atoms: Atoms, name: str, options: ReadOptions = DEFAULT) -> Data:
     stored = {key: None for values in places.values() for key in values}
 
     def find(key: str) -> Any:
-        # a name in other letters is the same name, where the one that is asked for is not there
+        # names match in any case if there is no exact match
         same = [key] if key in stored else [k for k in stored if isinstance(k, str) and k.lower() == key.lower()]
         found = {(place, k): values[k] for k in same for place, values in places.items() if k in values}
         return agreed({place if k == key else f"{place}, as '{k}',": v for (place, k), v in found.items()}, key, name)
@@ -118,7 +118,7 @@ def from_atoms(atoms: Atoms, name: str, options: ReadOptions = DEFAULT) -> Data:
 
 
 def kept_info(atoms: Atoms) -> dict[str, Any]:
-    """The columns of a structure in a table: numbers, words and short arrays of ``info`` and of a calculator."""
+    """Return the numbers, words and short arrays of ``info`` and of a calculator."""
     found = {key: value for key, value in results_at_hand(atoms).items() if np.ndim(value) == 0}
     for key, value in atoms.info.items():
         if isinstance(value, list | tuple) and all(isinstance(item, int | float | np.number) for item in value):
@@ -133,11 +133,11 @@ def to_atoms(data: Data) -> Atoms:
     """Turn a structure into ASE's ``Atoms``; the inverse of ``from_atoms`` with OC20 tags.
 
     Returns:
-        Atoms with tags, ``FixAtoms``, labels in ``info``, relaxed positions as an array, all that is carried along
+        Atoms with tags, ``FixAtoms``, labels in ``info``, relaxed positions as an array, all further data
         and, if there are an energy, forces or other results, a ``SinglePointCalculator`` that holds them.
 
     Raises:
-        InputError: what is carried along does not fit the structure, in a record that is damaged.
+        InputError: the further data do not fit the structure, in a damaged record.
     """
     atoms = Atoms(
         numbers=data.atomic_numbers.numpy(),
@@ -168,7 +168,7 @@ def to_atoms(data: Data) -> Atoms:
     if "charge" in data and charge_of(atoms, data.name, _IONS) != float(data.charge):
         atoms.info["charge"] = float(data.charge)
     for key in TEXTS:
-        # Of the file, and not changed since. ``data.name`` is no more than where it stands.
+        # The file's own text, if unchanged. ``data.name`` is only the place in a file.
         own = key in atoms.info and (key == "name" or printable(str(atoms.info[key])) == data.get(key))
         if key in data and not own:
             atoms.info[key] = str(data[key])
@@ -185,12 +185,12 @@ def to_atoms(data: Data) -> Atoms:
 def refuse_charges(atoms: Atoms, name: str, options: ReadOptions = DEFAULT) -> None:
     """Refuse ions and open shells.
 
-    These are: a charge or spin in ``atoms.info`` (an entry that is None says nothing); initial charges that do not
-    add up to zero (partial charges of a neutral structure change nothing); and, of an isolated structure, magnetic
-    moments, or an odd number of electrons where there are no metals.
+    These are: a charge or spin in ``atoms.info`` (None is ignored); initial charges that do not add up to zero
+    (partial charges of a neutral structure are allowed); and, for an isolated structure, magnetic moments, or an odd
+    number of electrons without metals.
 
     Raises:
-        InputError: it is one, and ``options`` does not take them.
+        InputError: the structure is one, and ``options`` does not accept them.
     """
     if options.allow_charged:
         return
@@ -205,10 +205,10 @@ def refuse_charges(atoms: Atoms, name: str, options: ReadOptions = DEFAULT) -> N
 
 
 def charge_of(atoms: Atoms, name: str, options: ReadOptions) -> float:
-    """The total charge in e, of ``info`` or else of all initial charges; 0 unless ``options`` is to read it.
+    """Total charge in e, from ``info`` or the initial charges; 0 unless ``options`` asks for it.
 
     Raises:
-        InputError: it is no whole number, or too large.
+        InputError: it is not a whole number, or too large.
     """
     if not options.charges:
         return 0.0
@@ -217,17 +217,17 @@ def charge_of(atoms: Atoms, name: str, options: ReadOptions) -> float:
 
 
 def results_at_hand(atoms: Atoms) -> dict[str, Any]:
-    """Results of a calculator, by their names, that are those of the atoms as they are now."""
+    """Results of a calculator by name, if they belong to the atoms as they are now."""
     get = getattr(atoms.calc, "get_property", None)
     if get is None:
         return {}
     if isinstance(atoms.calc, SinglePointCalculator):
-        # One comparison of the atoms, where each property would take its own.
+        # One comparison of the atoms, instead of one for each property.
         found = {} if atoms.calc.check_state(atoms) else dict(atoms.calc.results)
     else:
         found = {}
         for name in {"energy", "forces", *getattr(atoms.calc, "results", {})}:
-            # A calculator need not know every property.
+            # A calculator need not support every property.
             with contextlib.suppress(PropertyNotImplementedError):
                 found[name] = get(name, atoms, allow_calculation=False)
     return {name: value for name, value in found.items() if value is not None}
@@ -245,5 +245,5 @@ def _refuse_disorder(atoms: Atoms, name: str) -> None:
 
 
 def _is_part(share: object) -> bool:
-    # an occupancy that is unknown, written ? or ., is 1
+    # an unknown occupancy, written ? or ., is 1
     return isinstance(share, int | float) and share < 0.999

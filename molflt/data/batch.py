@@ -1,4 +1,4 @@
-"""Batches by a budget of atoms."""
+"""Batches limited by a number of atoms."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _MIXING = 4
 
 
 class AtomBudgetSampler(Sampler[list[int]]):
-    """Batches of structure indices under a budget of atoms, for ``DataLoader(batch_sampler=...)``.
+    """Batches of indices limited by a number of atoms, for ``DataLoader(batch_sampler=...)``.
 
-    In every batch, the number of structures times the size of the largest is at most ``max_atoms``: the budget
-    holds for padded batches too. A structure above the budget is a batch of its own.
+    In every batch, the number of structures times the size of the largest is at most ``max_atoms``, so the limit
+    holds for padded batches too. A structure above the limit is a batch of its own.
 
-    Shuffled (training): structures are put once into buckets of similar size. In a bucket any ``k`` structures
-    fit the budget, so it gives the same number of batches whichever way it is shuffled: the batches are new
-    every epoch and ``len`` never changes, which schedules rely on. Every rank gets the same number of batches
-    (batches are made smaller until that comes out; only if there are fewer structures than that needs, some
-    are left out, others every epoch). The order depends on ``seed`` and the epoch alone.
+    Shuffled (training): structures are put once into buckets of similar size. In a bucket any ``k`` structures fit
+    the limit, so it gives the same number of batches whichever way it is shuffled: the batches are new every epoch
+    and ``len`` never changes, which schedules rely on. Every rank gets the same number of batches (batches are made
+    smaller until that works out; only if there are too few structures, some are left out, others every epoch). The
+    order depends on ``seed`` and the epoch alone.
 
-    Not shuffled (evaluation): the data set's order, cut where the budget is full; rank ``r`` takes every
+    Not shuffled (evaluation): the data set's order, cut where the limit is reached; rank ``r`` takes every
     ``n_ranks``-th batch from the ``r``-th. Over all ranks every structure comes exactly once; the numbers of
     batches differ by at most one.
 
     Raises:
-        InputError: there are no structures, the budget is below one, or (shuffled) fewer structures than ranks.
+        InputError: there are no structures, the limit is below one, or (shuffled) fewer structures than ranks.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class AtomBudgetSampler(Sampler[list[int]]):
             yield batches[k].tolist()
 
     def _capacity(self, largest: int) -> int:
-        """Number of structures that fit, none larger than the given size; at least one."""
+        """Return how many structures up to the given size fit; at least one."""
         return max(1, self.max_atoms // largest)
 
     def _in_order(self) -> list[list[int]]:
@@ -115,8 +115,8 @@ class AtomBudgetSampler(Sampler[list[int]]):
     def _make_buckets(self) -> list[np.ndarray]:
         """Cut the structures, ordered by size, into the buckets that need the fewest batches.
 
-        Dynamic programming over the distinct sizes. A bucket with few batches pays a fine, because the same
-        structures would meet in every epoch; on equal cost the wider bucket wins.
+        Dynamic programming over the distinct sizes. Few batches in a bucket are penalised, because the same
+        structures would meet in every epoch; at equal cost the wider bucket wins.
         """
         order = np.argsort(self._sizes, kind="stable")
         sizes, counts = np.unique(self._sizes, return_counts=True)
@@ -137,7 +137,7 @@ class AtomBudgetSampler(Sampler[list[int]]):
         return buckets[::-1]
 
     def _share_out(self) -> list[int]:
-        """Batches per bucket, in all a multiple of the ranks as far as there are structures for it."""
+        """Choose batches per bucket, in all a multiple of the ranks if there are enough structures."""
         counts = [len(bucket) for bucket in self._buckets]
         parts = [-(-len(bucket) // self._capacity(int(self._sizes[bucket].max()))) for bucket in self._buckets]
         wanted = min(-(-sum(parts) // self.n_ranks) * self.n_ranks, sum(counts))
@@ -152,13 +152,13 @@ def collate(structures: Sequence[Data], plan: Callable[[Batch], Any] | None = No
     """Put structures into one batch.
 
     Per-atom fields are concatenated, per-structure fields stacked, ``edge_index`` counts through the batch;
-    ``name`` and other text become lists. Where only some structures have a charge, that of the
-    others is 0. Text and sids that only some structures have are left out, as are further conformers and what a file
-    says of a structure beyond the vocabulary (``info`` and ``extra``).
+    ``name`` and other text become lists. If only some structures have a charge, that of the others is 0. Text and
+    sids that only some structures have are left out, as are further conformers and data beyond the vocabulary
+    (``info`` and ``extra``).
 
     Args:
         structures: with their neighbour lists.
-        plan: of the model that the batch is for, which lays it out (:class:`molflt.attention.layout.Plan`): here, in
+        plan: of the model that the batch is for, which lays it out (:class:`molflt.attention.layout.Plan`) here, in
             a worker, and not while a device waits. Without it the model does so itself.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The items of a block of CIF with their lines, and what it declares against the atoms that its sites make."""
+"""Items of a CIF block with their lines, and checks of its declarations against its atoms."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gemmi import cif
 from molflt.errors import InputError
 
 DEUTERIUM = "D and T are read as hydrogen"
-"""A remark."""
+"""Remark on deuterium."""
 
 
 class Items:
-    """Names in lower case and with underscores: ``_cell.length_a`` of newer dictionaries is ``_cell_length_a``.
+    """Items by name, in lower case with underscores: ``_cell.length_a`` is ``_cell_length_a``.
 
     Args:
-        block: of a document.
+        block: block of a CIF document.
 
     Raises:
-        InputError: an item stands there twice, or atoms are in a save frame.
+        InputError: a duplicate item, or atoms in a save frame.
     """
 
     def __init__(self, block: cif.Block) -> None:
@@ -52,15 +52,17 @@ class Items:
         return name in self._found
 
     def starting(self, start: str) -> list[str]:
-        """All names that begin so."""
+        """Return all names that begin with ``start``."""
         return [name for name in self._found if name.startswith(start)]
 
     def line(self, name: str) -> int:
-        """Line on which an item, or its loop, begins."""
+        """Return the line on which an item, or its loop, begins."""
         return int(self._found[name][0].line_number)
 
     def column(self, name: str, n: int = 0) -> Sequence[str]:
-        """All values of an item; unknown ones, written ? or ., are empty. A missing item has ``n`` of these.
+        """Return all values of an item; unknown ones, ``?`` or ``.``, are empty.
+
+        A missing item has ``n`` empty values.
 
         Raises:
             InputError: there are not ``n`` of them.
@@ -74,18 +76,18 @@ class Items:
         return ["" if cif.is_null(value) else cif.as_string(value) for value in values]
 
     def text(self, name: str) -> str:
-        """The value of an item, empty where it is missing or unknown."""
+        """Return the value of an item, empty if it is missing or unknown."""
         column = self.column(name)
         return " ".join(column[0].split()) if len(column) == 1 else ""
 
     def number(self, name: str) -> float | None:
-        """The value of an item without its uncertainty; None: missing, unknown or no number."""
+        """Return a value without its uncertainty; None if it is missing, unknown or not a number."""
         value = cif.as_number(self.text(name) or "?")
         return value if value == value else None
 
 
 def _pair(item: cif.Item) -> list[str]:
-    """Name and value of an item that is in no loop; a comment and a frame have neither."""
+    """Name and value of an item outside loops; comments and frames have neither."""
     pair: Any = item.pair
     return list(pair or ())
 
@@ -93,14 +95,14 @@ def _pair(item: cif.Item) -> list[str]:
 _PART = re.compile(r"([A-Z][a-z]?)(\d+(?:\.\d*)?|\.\d+)?")
 _DEUTERIUM = 2.014
 _DENSITY, _WEIGHT = 0.05, 0.03
-"""By which density and weight may miss: they are rounded, and measured at other temperatures."""
+"""Relative tolerances of density and weight: they are rounded, and measured at other temperatures."""
 _MULTIPLICITIES = ("_atom_site_site_symmetry_multiplicity", "_atom_site_symmetry_multiplicity")
 
 
 def check_declared(
     items: Items, atoms: Atoms, orders: np.ndarray, site: np.ndarray, names: list[str], deuterium: np.ndarray
 ) -> None:
-    """Compare the number of atoms and their mass with the formula, the density and the multiplicities declared.
+    """Compare the atoms with the declared formula, density and multiplicities.
 
     Args:
         items: of the block.
@@ -110,7 +112,7 @@ def check_declared(
         names: of the sites.
         deuterium: (n_atoms,), bool.
 
-    Raises:
+    InputError: they differ; the message gives both numbers.
         InputError: they differ; both numbers are named.
     """
     _check_multiplicities(items, orders, np.bincount(site, minlength=len(orders)), names)
@@ -142,7 +144,7 @@ def _check_multiplicities(items: Items, orders: np.ndarray, counts: np.ndarray, 
     texts = items.column(tag, len(names))
     declared = [float(text) if text.replace(".", "", 1).isdecimal() else None for text in texts]
     wrong = [[k for k, n in enumerate(declared) if n is not None and n != there[k]] for there in (counts, orders)]
-    # SHELX wrote the order of the site's symmetry under this name
+    # SHELX wrote the order of the site symmetry under this name
     if wrong[0] and wrong[1]:
         k = wrong[0][0]
         raise InputError(
@@ -178,7 +180,7 @@ def _check_formula(
 
 
 def _missing(items: Items, counts: Counter[str], only_hydrogen: bool = False) -> str:
-    """Remedy for atoms that may be missing."""
+    """Advise on atoms that may be missing."""
     if items.starting("_platon_squeeze") or items.starting("_smtbx_masks"):
         return "solvent was masked (SQUEEZE), so atoms are missing: choose a structure with all its atoms"
     if only_hydrogen:
@@ -192,7 +194,7 @@ def _missing(items: Items, counts: Counter[str], only_hydrogen: bool = False) ->
 
 
 def _composition(text: str) -> dict[str, tuple[float, float]]:
-    """Numbers of atoms by element and the rounding of each, of C6 H12 O6; D is H; empty for other text."""
+    """Counts by element with their rounding, as in C6 H12 O6; D is H; empty for other text."""
     found: dict[str, tuple[float, float]] = {}
     if _PART.sub("", text).strip():
         return {}

@@ -1,4 +1,4 @@
-"""Structures from DFTB+ gen, XCrySDen xsf, Gaussian cube and Quantum ESPRESSO, every line accounted for."""
+"""Structures from DFTB+ gen, XCrySDen xsf, Gaussian cube and Quantum ESPRESSO input."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _SPECIES = re.compile(r"([A-Za-z]{1,2})(?:[\d_].*)?")
 _ENERGY = re.compile(r"^[ \t]*#[^\n]*\benergy\b[^\n]*", re.MULTILINE | re.IGNORECASE)
 _GRID = re.compile(r"^[ \t]*(BEGIN|END)_BLOCK_DATAGRID_?[23]D", re.MULTILINE)
 _PERIODIC = {"CRYSTAL": 3, "SLAB": 2, "POLYMER": 1}
-"""Axes along which a structure repeats."""
+"""Number of periodic axes."""
 _CASTEP = "castep2cube"
 
 
 def gen_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """The structure of a gen file of DFTB+.
+    """Yield the structure of a DFTB+ gen file.
 
     Raises:
-        InputError: a line that is not what should stand there, more or fewer lines than atoms, or a helix.
+        InputError: an unexpected line, more or fewer lines than atoms, or a helix.
     """
     lines = numbered(stream, "#")
     head = lines[0].words if lines else []
@@ -71,11 +71,11 @@ def gen_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
 
 
 def xsf_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """Every structure of an xsf file, with forces where it has them.
+    """Yield every structure of an xsf file, with forces if it has them.
 
     Raises:
-        InputError: a line that is not what should stand there, more or fewer structures than ANIMSTEPS says, or more
-            or fewer atoms than are announced.
+        InputError: an unexpected line, more or fewer structures than ANIMSTEPS says, or more or fewer atoms than
+            announced.
     """
     text = stream.read()
     if "#" in text and (energy := _ENERGY.search(text)):
@@ -84,7 +84,7 @@ def xsf_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
 
 
 def _without_grids(text: str, where: str) -> str:
-    """Part of an xsf file before its volumes, which are its end."""
+    """Return the part of an xsf file before its volume data, which are at its end."""
     marks = list(_GRID.finditer(text)) if "DATAGRID" in text else []
     if not marks:
         return text
@@ -98,7 +98,7 @@ def _without_grids(text: str, where: str) -> str:
 
 
 class _Xsf:
-    """The blocks of an xsf file.
+    """Parser of the blocks of an xsf file.
 
     Attributes:
         frames: the structures.
@@ -138,7 +138,7 @@ class _Xsf:
             refuse(where, lines[-1:], f"{n_announced} structures should end here, and {len(sizes)} do")
 
     def _rows(self, n: int | None, widths: tuple[int, ...], what: str) -> list[Line]:
-        """The lines of so many words that follow; ``n`` of them."""
+        """Take the next lines with one of these numbers of words; ``n`` lines."""
         end = len(self._lines) if n is None else self._at + n
         rows = list(takewhile(lambda line: len(line.words) in widths, self._lines[self._at : end]))
         if not rows or (n is not None and len(rows) != n):
@@ -155,7 +155,7 @@ class _Xsf:
         return self._rows(int(line[0].words[0]), (4, 7), "atoms")
 
     def _numbers(self, rows: Sequence[Line]) -> list[list[float]]:
-        """The numbers of lines of 3, 4 or 7 words, all but a symbol."""
+        """Convert lines of 3, 4 or 7 words to numbers, all but a symbol."""
         found = []
         for row in rows:
             values = numbers(row.words[len(row.words) % 3 :])
@@ -165,7 +165,7 @@ class _Xsf:
         return found
 
     def _add(self, line: Line, rows: Sequence[Line], cell: list[list[float]], periodic: int) -> None:
-        """Keep a structure, whose keyword may say which it is."""
+        """Add a structure, whose keyword may state its index."""
         if line.words[1:] not in ([], [str(len(self.frames) + 1)]):
             refuse(self._where, [line], f"step {line.words[1]} where step {len(self.frames) + 1} should be")
         if len({len(row.words) for row in rows}) > 1:
@@ -186,12 +186,13 @@ class _Xsf:
 
 
 def cube_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """The structure of a cube file, as an isolated molecule: such files say nothing of periodicity.
+    """Yield the structure of a cube file, as an isolated molecule.
 
-    Lengths are in Bohr, or in Å where the numbers of voxels are negative. A file of CASTEP is of a crystal.
+    The format has no periodicity. Lengths are in Bohr, or in Å if the numbers of voxels are negative. A file of
+    CASTEP is of a crystal.
 
     Raises:
-        InputError: a line that is not what should stand there, or more or fewer numbers than voxels.
+        InputError: an unexpected line, or more or fewer numbers than voxels.
     """
     comments = [next(stream, ""), next(stream, "")]
     head = [Line(number, next(stream, "").split()) for number in range(3, 7)]
@@ -213,7 +214,7 @@ def cube_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
     found = 0
     orbitals = next(stream, "").split() if n < 0 else []
     if n < 0:
-        # First how many orbitals there are, and their numbers, in as many lines as it takes.
+        # First the number of orbitals and their indices, on as many lines as they need.
         n_values = int(orbitals[0]) if orbitals and orbitals[0].isdigit() else 0
         found = len(orbitals) - 1 - n_values
     found += sum(len(line.split()) for line in stream)
@@ -244,15 +245,15 @@ _SIGNS = re.compile(r"\W")
 _KEY = re.compile(r"(\w+(?:\s*\([^)=]*\))?)\s*=")
 _ISOTOPE = re.compile(r"[DT](?![a-z])")
 _MEANT = {"tot_magnetization": (-1, 0), "assume_isolated": ("none",), "starting_charge(1)": (0,)}
-"""Variables that say something of a structure that is not read, and their values that say nothing."""
+"""Variables that describe an unsupported state, and their harmless values."""
 
 
 def pwi_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """The structure of an input of pw.x; ``info["charge"]`` is its ``tot_charge``, if that is not zero.
+    """Yield the structure of a pw.x input; ``info["charge"]`` is a nonzero ``tot_charge``.
 
     Raises:
-        InputError: two things of one name, a card that is not as long as nat and ntyp say, or a lattice given by
-            ibrav instead of vectors.
+        InputError: duplicate names, a card whose length contradicts nat and ntyp, or a lattice given by ibrav instead
+            of vectors.
     """
     text, cards = _scan(stream.read().split("\n"), where)
     system = read_fortran_namelist(io.StringIO("\n".join(text)))[0].get("system", {})
@@ -295,7 +296,7 @@ def pwi_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
     atoms: Atoms = read_espresso_in(io.StringIO("\n".join(text)))
     if len(atoms) != len(labels):
         raise InputError(f"{where}: ATOMIC_POSITIONS has {len(labels)} lines, and ASE reads {len(atoms)} atoms")
-    # ASE takes those of Fe2 for Fe1 as well.
+    # ASE would apply those of Fe2 to Fe1 as well.
     atoms.set_initial_magnetic_moments([moments[label] for label in labels])
     if charge := system.get("tot_charge", 0.0):
         atoms.info["charge"] = charge
@@ -303,12 +304,12 @@ def pwi_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
 
 
 def _plain(quoted: re.Match[str]) -> str:
-    """Quoted text without what has a meaning elsewhere; ASE knows no double quotes."""
+    """Mask special characters in quoted text, and write it in single quotes, as ASE expects."""
     return f"'{_SIGNS.sub('_', quoted[0][1:-1])}'"
 
 
 def _scan(lines: list[str], where: str) -> tuple[list[str], dict[str, list[Line]]]:
-    """The namelists, without comments and quoted text, and the lines of every card, with its name."""
+    """Split into namelists, without comments and quoted text, and the lines of every card."""
     namelists: list[str] = []
     cards: dict[str, list[Line]] = {}
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""Conformers of a molecule, the same however it is written: a canonical graph, ETKDGv3, then MMFF94 or UFF."""
+"""Conformers that are the same however a molecule is written: ETKDGv3, then MMFF94 or UFF."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ _MAX_EMBEDDINGS = 50
 _GAP = 3.0
 """Å between the parts of a structure that is not connected."""
 _SMALL, _LARGE = 100, 250
-"""Atoms up to which all conformers wanted are made (then fewer, as their square), and to which ETKDG is the way."""
+"""Most atoms for all requested conformers (beyond, their number falls as 1/n²), and for ETKDG."""
 _BLOCKS, _BLOCK = 6, 50
-"""Force-field iterations for a large molecule, in portions between which progress is shown."""
+"""Blocks of force-field iterations for a large molecule, between which progress is shown; iterations of a block."""
 _STRIDE = 7919
 _STIFF = 1e5
-"""kcal/mol/Å², by which a bond is held at its length; a hundred times a stretching mode."""
+"""kcal/mol/Å², the stiffness of a fixed bond; a hundred times that of a stretching mode."""
 _RANDOM = {"useRandomCoords": True, "ignoreSmoothingFailures": True}
 _PLAIN = {"useExpTorsionAnglePrefs": False, "useBasicKnowledge": False}
 _WAYS: tuple[dict[str, bool], ...] = (
     {},
-    # cages, large rings and long chains: starting from random coordinates often succeeds
+    # cages, large rings and long chains: random starting coordinates often succeed
     {"useRandomCoords": True},
     _RANDOM,
-    # bent chains of multiple bonds, such as N=S=O, which torsions and rings known from crystals take for straight
+    # bent chains of multiple bonds, such as N=S=O, which torsions and rings known from crystals make straight
     _RANDOM | _PLAIN,
     _RANDOM | _PLAIN | {"enforceChirality": False},
 )
-"""Options of ETKDGv3, tried one after the other until one finds a conformer."""
+"""Options of ETKDGv3, tried in turn until one finds a conformer."""
 TRIED = "ETKDGv3, random coordinates, inconsistent bounds, no known torsions and rings, and stereochemistry by chance"
-"""The ways in words."""
+"""The options in words."""
 _PLACE = "place"
 
 
 def canonical(mol: Chem.Mol) -> tuple[Chem.Mol, list[int], bool]:
-    """The same molecule, or its mirror image, written in the one way that depends on nothing but the molecule.
+    """Write the molecule, or its mirror image, in a way that depends only on the molecule.
 
-    Isotopes and atom maps, which are no part of an energy, are left out. ``mol`` has all its hydrogens.
+    Isotopes and atom maps, which do not affect an energy, are dropped. ``mol`` has all its hydrogens.
 
     Returns:
-        The canonical molecule, with hydrogens; the place in it of every atom of ``mol``; whether it is the mirror
+        The canonical molecule, with hydrogens; the index in it of every atom of ``mol``; and whether it is the mirror
         image.
     """
     unchanged = Chem.Mol(mol), list(range(mol.GetNumAtoms())), False
@@ -79,7 +79,7 @@ def canonical(mol: Chem.Mol) -> tuple[Chem.Mol, list[int], bool]:
         if atom.GetIdx() in heavy:
             places.append(heavy[atom.GetIdx()])
             continue
-        # Which of the hydrogens of one atom is which makes no difference.
+        # The hydrogens of one atom are interchangeable.
         hydrogens = free.get(heavy.get(atom.GetNeighbors()[0].GetIdx(), -1)) if atom.GetDegree() else None
         if not hydrogens:
             return unchanged
@@ -88,13 +88,13 @@ def canonical(mol: Chem.Mol) -> tuple[Chem.Mol, list[int], bool]:
 
 
 def _written(mol: Chem.Mol) -> tuple[str, Chem.Mol, list[int]] | None:
-    """The canonical SMILES, the molecule read from it, and where its atoms were; None: RDKit cannot read it."""
+    """Canonical SMILES, its molecule and the atoms' origins; None if RDKit cannot read it."""
     Chem.AssignStereochemistry(mol, cleanIt=True, force=True)
     reading: Any = Chem.SmilesParserParams()
     reading.removeHs = False
     origins = [atom.GetIntProp(_PLACE) for atom in mol.GetAtoms()]
     smiles = ""
-    # What is read may be written in another way still; it settles at once or never.
+    # The molecule read may be written differently again; it settles at once or never.
     for _ in range(4):
         before, smiles = smiles, Chem.MolToSmiles(mol)
         if smiles == before:
@@ -108,10 +108,10 @@ def _written(mol: Chem.Mol) -> tuple[str, Chem.Mol, list[int]] | None:
 
 
 def embed(mol: Chem.Mol, name: str, seed: int, wanted: int) -> tuple[dict[int, float], str]:
-    """Give a molecule conformers.
+    """Add conformers to a molecule.
 
     Returns:
-        The force-field energy of each, by its id, and what to say of them; none: RDKit finds none.
+        The force-field energy of each, by its id, and remarks; empty if RDKit finds none.
     """
     n_atoms = mol.GetNumAtoms()
     mmff = _mmff(mol)
@@ -150,7 +150,7 @@ def embed(mol: Chem.Mol, name: str, seed: int, wanted: int) -> tuple[dict[int, f
 
 
 def _embedded(mol: Chem.Mol, way: dict[str, bool], seed: int) -> int:
-    """The id of a conformer made in one of the ways, or a negative number."""
+    """Embed a conformer with given options; return its id, or a negative number."""
     parameters: Any = rdDistGeom.ETKDGv3()
     parameters.maxIterations = _MAX_EMBEDDINGS
     parameters.clearConfs = False
@@ -165,13 +165,13 @@ def _embedded(mol: Chem.Mol, way: dict[str, bool], seed: int) -> int:
 
 
 def _mmff(mol: Chem.Mol) -> Any:
-    """MMFF94's properties of a molecule; None: it has no types for some atom."""
+    """MMFF94's properties of a molecule; None if it lacks types for some atom."""
     has_types = rdForceFieldHelpers.MMFFHasAllMoleculeParams(mol)
     return rdForceFieldHelpers.MMFFGetMoleculeProperties(mol) if has_types else None
 
 
 def _force_field(mol: Chem.Mol, conformer: int, mmff: Any, lengths: BondLengths) -> Any:
-    """MMFF94's, UFF's where ``mmff`` is None, or None; ready to minimise, with the bonds held that it gets wrong."""
+    """Prepare MMFF94, or UFF without ``mmff``, with its wrong bonds fixed; None if impossible."""
     if mmff is not None:
         found = rdForceFieldHelpers.MMFFGetMoleculeForceField(mol, mmff, confId=conformer)
     elif rdForceFieldHelpers.UFFHasAllMoleculeParams(mol):
@@ -187,9 +187,9 @@ def _force_field(mol: Chem.Mol, conformer: int, mmff: Any, lengths: BondLengths)
 
 
 def _start_flat(mol: Chem.Mol) -> bool:
-    """Give a large molecule the positions of its drawing, bent a little out of the plane where its stereo wants it.
+    """Place a large molecule as in its drawing, bent out of the plane by its stereocentres.
 
-    Distance geometry takes the square of the number of atoms for each step: minutes from some hundred on.
+    Distance geometry takes the square of the number of atoms for each step: minutes beyond some hundred.
     """
     flat = Chem.RemoveHs(mol)
     if any(atom.GetAtomicNum() == 1 for atom in flat.GetAtoms()):
@@ -213,7 +213,7 @@ def _start_flat(mol: Chem.Mol) -> bool:
 
 
 def _is_drawn(mol: Chem.Mol, conformer: int = -1) -> bool:
-    """True if the positions have the graph's stereochemistry, and no two atoms in one place."""
+    """True if the positions have the graph's stereochemistry, and no two atoms coincide."""
     seen = Chem.Mol(mol)
     Chem.AssignStereochemistryFrom3D(seen, conformer)
     meant, found = (dict(Chem.FindMolChiralCenters(each, useLegacyImplementation=True)) for each in (mol, seen))
@@ -222,7 +222,7 @@ def _is_drawn(mol: Chem.Mol, conformer: int = -1) -> bool:
 
 
 def side_by_side(mol: Chem.Mol, positions: np.ndarray) -> np.ndarray:
-    """Positions in which the parts of a structure such as a salt, which RDKit centres on one point, are apart."""
+    """Positions with unconnected parts, such as ions of a salt, moved apart."""
     positions = positions.copy()
     parts = Chem.GetMolFrags(mol)
     edge = 0.0
@@ -237,9 +237,9 @@ Pair = tuple[int, int]
 _TABLE = Path(__file__).with_name("bond_lengths.tsv")
 _ORGANIC = frozenset((1, 6, 7, 8))
 _STRAINED = 0.1
-"""Å that a bond may be from what is usual."""
+"""Å by which a bond may deviate from its usual length."""
 _MOST = 10_000
-"""Matches of one pattern; more bonds of one of these kinds are in no molecule that is embedded."""
+"""Most matches of one pattern; no embedded molecule has more bonds of one of these kinds."""
 
 
 @dataclass(frozen=True)
@@ -247,9 +247,9 @@ class BondLengths:
     """Lengths of the bonds of a molecule, Å, by the bonds' atoms in rising order.
 
     Attributes:
-        usual: of bonds for which there is one.
-        held: of those that the force field gets wrong.
-        guessed: bonds of which nothing is known: they can be wrong by 0.05 Å and more.
+        usual: usual lengths, of bonds that have one.
+        held: lengths of bonds that the force field gets wrong.
+        guessed: bonds without known lengths: they can be wrong by 0.05 Å and more.
     """
 
     usual: dict[Pair, float]
@@ -257,7 +257,7 @@ class BondLengths:
     guessed: set[Pair]
 
     def remark(self, mol: Chem.Mol, conformer: int) -> str:
-        """Say which bonds of a conformer are guesses, or stretched by strain; empty: none is."""
+        """Name bonds of a conformer that are guesses, or strained; empty if there are none."""
         positions = mol.GetConformer(conformer).GetPositions()
         found = set()
         for pair in {*self.usual, *self.guessed}:
@@ -271,12 +271,12 @@ class BondLengths:
 
 
 def bond_lengths(mol: Chem.Mol, mmff: Any) -> BondLengths:
-    """Find the length of every bond: in the table, of the force field, or by UFF's rule where neither has any.
+    """Find the length of every bond in the table, from the force field, or by UFF's rule.
 
     Args:
         mol: with its hydrogens.
-        mmff: MMFF94's properties of it; None: it has no types for some atom, and the force field is UFF, whose bonds
-            to C and H among H, C, N and O are good.
+        mmff: MMFF94's properties of it; None: it lacks types for some atom, and the force field is UFF, whose
+            bonds to C and H among H, C, N and O are good.
     """
     held: dict[Pair, float] = {}
     for pattern, length in _patterns():
@@ -289,11 +289,11 @@ def bond_lengths(mol: Chem.Mol, mmff: Any) -> BondLengths:
             continue
         if mmff is not None:
             _, stiffness, length = mmff.GetMMFFBondStretchParams(mol, first, second)
-            # MMFF94's own force constants have three decimals, those by RDKit's rule have all. The rule is good for
+            # MMFF94's own force constants have three decimals, those by RDKit's rule have more. The rule is good for
             # plain single bonds.
             plain = bond.GetBondType() == Chem.BondType.SINGLE and not bond.GetIsConjugated()
             if plain or round(stiffness, 3) == stiffness:
-                # what is usual in a ring is between the lengths of its two ways to be written
+                # the usual length in an aromatic ring is between those of its two Lewis structures
                 usual |= {} if bond.GetIsAromatic() else {(first, second): length}
                 continue
         if uff := rdForceFieldHelpers.GetUFFBondStretchParams(mol, first, second):

@@ -1,4 +1,4 @@
-"""Crystals from CIF files: every block with atoms, its symmetry applied, and compared with all that it declares."""
+"""Crystals from CIF files, with symmetry applied, and checked against all declarations."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _OTHERS = {
     "_cell_modulation_dimension": "a modulated structure; give a commensurate approximant",
     "_chem_comp_atom": "a component of a dictionary; give the molecule as SDF or mol2",
 }
-"""What says that a block holds something else, by the beginning of a name."""
+"""Contents other than a structure, by the beginning of an item's name."""
 
 
 class _Site(NamedTuple):
-    """A row of the atoms' loop, with the name that messages have for it."""
+    """A row of the atoms' loop, with its name for messages."""
 
     name: str
     number: int
@@ -44,13 +44,13 @@ class _Site(NamedTuple):
 
 
 def cif_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | InputError]:
-    """Every crystal of a CIF file, and every model of an mmCIF file; errors stand in the places of what they concern.
+    """Yield every crystal of a CIF file or model of an mmCIF file, or errors in their place.
 
     Raises:
         InputError: not CIF at all.
     """
     try:
-        # repeated names of blocks are allowed: each is a structure; repeated items are looked for below
+        # repeated names of blocks are allowed: each is a structure; repeated items are detected below
         document = cif.read_string(stream.read(), 0)
     except (ValueError, RuntimeError) as error:
         reason = _AT.sub(r"line \1: ", str(error))
@@ -185,7 +185,7 @@ def _sites(items: Items, lattice: np.ndarray, record: str, notes: Notes) -> list
 
 
 def _refuse_alternatives(items: Items, names: list[str]) -> None:
-    """Refuse sites that exclude each other, by their groups of disorder, though their occupancies say nothing."""
+    """Refuse sites that exclude each other by disorder groups, whatever their occupancies."""
     assemblies, groups = (items.column(f"_atom_site_disorder_{what}", len(names)) for what in ("assembly", "group"))
     first: dict[str, tuple[str, str]] = {}
     for name, assembly, group in zip(names, assemblies, groups, strict=True):
@@ -197,7 +197,7 @@ def _refuse_alternatives(items: Items, names: list[str]) -> None:
 
 
 def _element(symbol: str, label: str, name: str) -> str:
-    """The element of a site by its symbol, with a charge or without, or by its label; D and T are such as well."""
+    """Element of a site, from its symbol, which may have a charge, or its label; also D and T."""
     if symbol:
         letters = _LETTERS.match(symbol)
         found = letters[0].capitalize() if letters else ""
@@ -221,7 +221,7 @@ def _element(symbol: str, label: str, name: str) -> str:
 
 
 def _cartesian(items: Items, lattice: np.ndarray, record: str, notes: Notes) -> tuple[np.ndarray, np.ndarray]:
-    """Matrix (3, 3) and vector (3,) that make fractions of Cartesian coordinates."""
+    """Matrix (3, 3) and vector (3,) that convert Cartesian to fractional coordinates."""
     matrix = [[items.number(f"_atom_sites_fract_tran_matrix_{i}{j}") for j in (1, 2, 3)] for i in (1, 2, 3)]
     if all(value is not None for row in matrix for value in row):
         vector = [items.number(f"_atom_sites_fract_tran_vector_{i}") or 0.0 for i in (1, 2, 3)]

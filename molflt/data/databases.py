@@ -1,4 +1,4 @@
-"""Trajectories and databases of ASE, over SQLite, JSON and LMDB, whose records are counted apart from ASE."""
+"""Trajectories and databases of ASE in SQLite, JSON and LMDB, with a check of their lengths."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from molflt.errors import InputError
 
 
 def trajectory_frames(raw: IO[bytes], where: str, notes: Notes) -> Iterator[Atoms]:
-    """Every frame of a trajectory of ASE.
+    """Yield every frame of an ASE trajectory.
 
     Raises:
-        InputError: ASE reads more or fewer than the file says that it holds.
+        InputError: ASE reads more or fewer than the file states.
     """
     _, _, n, place_of_table, offsets = read_header(raw)
     if n:
@@ -45,7 +45,7 @@ def trajectory_frames(raw: IO[bytes], where: str, notes: Notes) -> Iterator[Atom
             table *= N1
         raw.seek(int(offsets[-1]))
         length = int(np.frombuffer(raw.read(8), np.int64)[0])
-        # Frames are counted once they are whole.
+        # Frames are counted when they are complete.
         if raw.seek(0, io.SEEK_END) > max(int(offsets[-1]) + 8 + length, int(place_of_table) + 8 * table):
             notes.add("ends in the middle of a frame, which is left out")
     raw.seek(0)
@@ -59,10 +59,10 @@ def trajectory_frames(raw: IO[bytes], where: str, notes: Notes) -> Iterator[Atom
 
 
 def json_rows(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """Every row of a database of ASE in JSON, with its keys and values in ``info``.
+    """Yield every row of an ASE database in JSON, with its keys and values in ``info``.
 
     Raises:
-        InputError: two entries of one name, or rows that its list of ids does not name.
+        InputError: duplicate entries, or rows missing from its list of ids.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -81,14 +81,16 @@ def json_rows(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
 
 
 def database_rows(raw: IO[bytes], where: str, notes: Notes) -> Iterator[Atoms]:
-    """Every row of a database of ASE, with its keys and values in ``info``; of Catalysis-Hub's, see the source.
+    """Yield every row of an ASE database, with its keys and values in ``info``.
+
+    For databases of Catalysis-Hub see :func:`_adsorptions`.
 
     Raises:
-        InputError: another file, or ASE reads more or fewer rows than it has.
+        InputError: a file of another kind, or ASE reads more or fewer rows than it has.
     """
     # SQLite opens files by their names
     file = Path(where)
-    # connecting ASE to a database that is not its own would create tables in it
+    # ASE would create its tables in a database that is not its own
     with closing(sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro", uri=True)) as connection:
         query = "SELECT 1 FROM sqlite_master WHERE type='table' AND name='systems'"
         if connection.execute(query).fetchone() is None:
@@ -157,7 +159,7 @@ def _adsorptions(connection: sqlite3.Connection) -> dict[str, list[dict[str, Any
 
 
 _MOST_BYTES = 64 << 20
-"""Of one row; those of the largest structures in use take a thousandth."""
+"""Most bytes of a row; the largest structures in use need a thousandth of it."""
 
 
 class AseLmdbDataset(LmdbDataset):
@@ -167,7 +169,7 @@ class AseLmdbDataset(LmdbDataset):
     read, and arrays with a row for each atom, such as ``pos_relaxed``. Arguments are those of ``LmdbDataset``.
 
     Raises:
-        InputError: as ``LmdbDataset``; on access: a row that is no structure.
+        InputError: as ``LmdbDataset``; on access: an invalid row.
     """
 
     def _structure(self, raw: bytes, where: str) -> Data:
@@ -183,7 +185,7 @@ def load_row(raw: bytes, where: str) -> dict[str, Any]:
     """Unpack a row.
 
     Raises:
-        InputError: it is no JSON object compressed by zlib, or far larger than a structure.
+        InputError: it is not a JSON object compressed by zlib, or far larger than a structure.
     """
     unpacker = zlib.decompressobj()
     try:
@@ -191,7 +193,7 @@ def load_row(raw: bytes, where: str) -> dict[str, Any]:
         if unpacker.unconsumed_tail:
             raise InputError(f"{where}: refused, the row unpacks to more than {_MOST_BYTES >> 20} MiB")
         row = json.loads(text)
-    # RecursionError: lists in lists in lists
+    # RecursionError: deeply nested lists
     except (zlib.error, UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -202,10 +204,10 @@ def load_row(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def row_atoms(row: dict[str, Any], where: str) -> Atoms:
-    """The structure of a row.
+    """Build the structure of a row.
 
     Raises:
-        InputError: fields are missing, or of other shapes than a structure has.
+        InputError: fields are missing or have wrong shapes.
     """
     numbers = _numbers(row, where)
     n_atoms = len(numbers)
@@ -246,7 +248,7 @@ def row_atoms(row: dict[str, Any], where: str) -> Atoms:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Lists as they are; arrays as ASE's own JSON has them."""
+    """Decode arrays of ASE's own JSON; lists stay as they are."""
     packed = value.get("__ndarray__") if isinstance(value, dict) else None
     if isinstance(packed, list) and len(packed) == 3 and isinstance(packed[2], list):
         try:

@@ -1,4 +1,4 @@
-"""Structures by number: the protocol of all data sets, lists, parts and concatenations of them, and fingerprints."""
+"""Data sets: their protocol, lists, subsets, concatenations and fingerprints."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class StructureDataset(Protocol):
     """Structures by index, with their sizes."""
 
     def __len__(self) -> int:
-        """The number of structures."""
+        """Number of structures."""
         ...
 
     def __getitem__(self, index: int, /) -> Data:
-        """One structure, without a neighbour list; negative indices count from the end."""
+        """Return a structure without a neighbour list; negative indices count from the end."""
         ...
 
     @property
     def n_atoms(self) -> np.ndarray:
-        """(n_structures,) int64: atoms of every structure."""
+        """(n_structures,) int64: number of atoms of every structure."""
         ...
 
 
@@ -40,8 +40,8 @@ class ListDataset:
     """Structures held in memory.
 
     Args:
-        items: structures, and in the places of those that cannot be used what is wrong with them: it is raised when
-            they are asked for, and they count as one atom.
+        items: structures, and errors in place of unusable ones, which are raised on access; these count as one
+            atom.
     """
 
     def __init__(self, items: Iterable[Data | InputError]) -> None:
@@ -58,7 +58,7 @@ class ListDataset:
         where: str,
         what: str = "structures",
     ) -> ListDataset:
-        """Data set of usable structures, and of the errors in the places of the others.
+        """Make a data set of usable structures, with errors in place of the others.
 
         Raises:
             InputError: some cannot be used, and ``on_bad`` is ``stop``; see :func:`molflt.errors.refuse`.
@@ -89,12 +89,12 @@ class ListDataset:
 
 
 class SubsetDataset:
-    """Some structures of a data set, read when asked for.
+    """Some structures of a data set, read on access.
 
     Args:
-        dataset: the whole.
-        indices: which of its structures.
-        n_atoms: (n_structures,) their sizes, where they are known already; the data set is not asked then.
+        dataset: the complete data set.
+        indices: the chosen structures.
+        n_atoms: (n_structures,) their sizes, if known; otherwise they are read from the data set.
     """
 
     def __init__(self, dataset: StructureDataset, indices: Iterable[int], n_atoms: np.ndarray | None = None) -> None:
@@ -121,7 +121,7 @@ class SubsetDataset:
 
 
 class ConcatDataset:
-    """Data sets one after the other, read when asked for."""
+    """Data sets one after the other, read on access."""
 
     def __init__(self, datasets: Sequence[StructureDataset]) -> None:
         self._datasets = list(datasets)
@@ -148,13 +148,13 @@ class ConcatDataset:
 
 
 _WHOLE, _END = 64 << 20, 1 << 20
-"""Bytes up to which a file is hashed whole, and bytes hashed at either end of a longer one."""
+"""Most bytes of a file that is hashed completely, and bytes hashed at either end of a larger one."""
 
 
 def fingerprint(path: str | os.PathLike[str]) -> str:
-    """A cheap fingerprint of a data set's content, independent of where it lies.
+    """Compute a cheap fingerprint of a data set's content, independent of its location.
 
-    SHA-256 over names, sizes and contents; of a file above 64 MiB the first and last MiB.
+    It is the SHA-256 of names, sizes and contents; for a file above 64 MiB only of the first and last MiB.
 
     Raises:
         InputError: nothing there, or it cannot be read.
@@ -163,7 +163,7 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
     if source.is_dir():
-        # lock files and kept sizes come and go
+        # lock files and stored sizes come and go
         files = [f for f in sorted(source.rglob("*")) if f.is_file() and not is_companion(f)]
         names = [f.relative_to(source).as_posix() for f in files]
     else:
@@ -172,7 +172,7 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     try:
         for file, name in zip(files, names, strict=True):
             size = file.stat().st_size
-            # Of names, the bytes that they have on the disk, whatever the locale.
+            # Names as bytes on the disk, whatever the locale.
             digest.update(f"{name}\n{size}\n".encode("utf-8", "surrogateescape"))
             with file.open("rb") as stream:
                 if size <= _WHOLE:
@@ -188,12 +188,12 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
 
 
 def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int, InputError]) -> None:
-    """Read a whole set, and refuse at once what cannot be read or makes no sense.
+    """Read a whole set, and refuse all unusable structures at once.
 
-    What is wrong with some of them is ``known``, by their places.
+    ``known`` holds errors found already, by index.
 
     Raises:
-        InputError: names the first ten and counts the others; one that is alone stands for itself.
+        InputError: names the first ten and counts the others; a single one stands for itself.
     """
     bad, n = dict(known), len(structures)
     for index in track(range(n), "looking for all that cannot be used", n):
@@ -205,5 +205,5 @@ def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int
 
 
 def is_companion(path: Path) -> bool:
-    """True if a file comes and goes beside the data: a lock, kept sizes, a partial file."""
+    """True if a file belongs to data files: a lock, stored sizes, a partial file."""
     return path.name.endswith((".natoms", ".natoms.npz", "-lock", "lock.mdb", ".lock", ".partial"))

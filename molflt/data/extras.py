@@ -1,7 +1,7 @@
-"""The part of a file that no model sees, carried along with a structure so that it can be written again.
+"""Data that models ignore, kept with a structure so that they can be written again.
 
-In an LMDB it is text, JSON, in which an array is ``{"__ndarray__": [shape, dtype, elements]}`` as in ASE's own JSON.
-It is decoded when it is asked for, and nothing in it can name anything but the constraints listed here.
+In an LMDB they are JSON text, in which an array is ``{"__ndarray__": [shape, dtype, elements]}`` as in ASE's own
+JSON. It is decoded on demand, and nothing in it can name anything but the constraints listed here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONSTRAINTS = frozenset(
     *("MirrorForce", "MirrorTorque"),
     *("FixParametricRelations", "FixScaledParametricRelations", "FixCartesianParametricRelations"),
 }
-"""Constraints of ASE that numbers and text describe."""
+"""ASE constraints that numbers and text describe."""
 _ARRAY, _TEXT = "__ndarray__", "U"
 _DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248])")
 
@@ -47,10 +47,10 @@ class Extra:
 
     Attributes:
         arrays: (n_atoms, ...) by name: momenta, masses, initial charges and moments, and a file's own.
-        results: of a calculator, in ASE's names and units, but for ``energy`` and ``forces``.
-        constraints: name and arguments, as ASE describes them, of all but those that ``held`` knows.
-        info: entries of ``info`` that are no number, word or short array.
-        left: what cannot be carried, as messages name it.
+        results: of a calculator, in ASE's names and units, except ``energy`` and ``forces``.
+        constraints: name and arguments, as ASE describes them, except of constraints that ``held`` handles.
+        info: entries of ``info`` other than numbers, words and short arrays.
+        left: data that cannot be kept, as messages name them.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Extra:
         constraints: Iterable[FixConstraint],
         info: Mapping[Any, Any],
     ) -> Extra | None:
-        """Copy what has no place elsewhere, under the names of the attributes; None if there is nothing."""
+        """Copy further data under the names of the attributes; None if there are none."""
         left: list[str] = []
 
         def copied(what: str, entries: Mapping[Any, Any]) -> dict[str, Any]:
@@ -91,16 +91,16 @@ class Extra:
         return cls(*found, tuple(left)) if any(found) or left else None
 
     def encoded(self) -> str:
-        """Text for a record; empty if there is nothing."""
+        """Encode as text for a record; empty if there is nothing."""
         parts = {name: getattr(self, name) for name in ("arrays", "results", "constraints", "info")}
         return encode(found) if (found := {name: part for name, part in parts.items() if part}) else ""
 
     @classmethod
     def decoded(cls, text: str, where: str) -> Extra:
-        """From the text of a record; ``where`` is for messages.
+        """Decode the text of a record; ``where`` is for messages.
 
         Raises:
-            InputError: it is not that.
+            InputError: the text is invalid.
         """
         parts = decode(text, where)
         kinds = {"arrays": dict, "results": dict, "constraints": list, "info": dict}
@@ -109,7 +109,7 @@ class Extra:
         return cls(**parts)
 
     def restore(self, atoms: Atoms, where: str) -> None:
-        """Put arrays, constraints and entries of ``info`` where they were; results are the calculator's.
+        """Put arrays, constraints and entries of ``info`` back; results are the calculator's.
 
         Raises:
             InputError: they do not fit these atoms.
@@ -125,10 +125,10 @@ class Extra:
 
 
 def extra_of(data: Data) -> Extra:
-    """Content carried along with a structure, decoded if it was not yet.
+    """Return the further data of a structure, decoding them on first use.
 
     Raises:
-        InputError: the record that it comes from is damaged.
+        InputError: the structure's record is damaged.
     """
     carried = data.get("extra")
     if isinstance(carried, str):
@@ -137,9 +137,9 @@ def extra_of(data: Data) -> Extra:
 
 
 def held(constraint: FixConstraint) -> np.ndarray | None:
-    """Indices of the atoms that a constraint holds in all directions; None of one that does anything else.
+    """Indices of atoms held in all directions by a constraint; None for other constraints.
 
-    ASE's reader of extxyz makes a ``FixCartesian`` for every atom, whether it is held or free.
+    ASE's reader of extxyz makes a ``FixCartesian`` for every atom, whether it is fixed or free.
     """
     if isinstance(constraint, FixAtoms):
         return np.asarray(constraint.index)
@@ -149,19 +149,19 @@ def held(constraint: FixConstraint) -> np.ndarray | None:
 
 
 def constraint_of(described: Any, atoms: Atoms, where: str) -> FixConstraint:
-    """The constraint that a name and arguments describe.
+    """Build a constraint from its name and arguments.
 
     Raises:
-        InputError: none of ``CONSTRAINTS``, or its arguments do not fit these atoms.
+        InputError: it is not in ``CONSTRAINTS``, or its arguments do not fit these atoms.
     """
     try:
         name, arguments = described["name"], described["kwargs"]
-        # A copy, because this one moves the atoms that it is given.
+        # A copy, because this constraint moves the atoms that it is given.
         arguments = {**arguments, "atoms": atoms.copy()} if _known(name) == "FixSymmetry" else arguments
         made = dict2constraint({"name": name, "kwargs": arguments})
         indices = np.asarray(made.get_indices() if hasattr(made, "get_indices") else (), dtype=np.int64)
         fits = indices.size == 0 or (indices.min() >= -len(atoms) and indices.max() < len(atoms))
-    # Arguments of any kind make ASE raise almost anything.
+    # Invalid arguments make ASE raise almost anything.
     except Exception as error:
         raise InputError(f"{where}: 'constraints' holds {shown(described)}, which ASE refuses: {error}") from error
     if not fits:
@@ -170,10 +170,10 @@ def constraint_of(described: Any, atoms: Atoms, where: str) -> FixConstraint:
 
 
 def plain(value: Any) -> Any:
-    """A copy, with tuples as lists and NumPy's numbers as Python's.
+    """Copy a value, with tuples as lists and NumPy's numbers as Python's.
 
     Raises:
-        TypeError: it holds anything but numbers, text, arrays of these, lists, and dicts with text as keys.
+        TypeError: it holds anything but numbers, text, arrays of these, lists, and dicts with text keys.
     """
     if isinstance(value, np.ndarray | np.generic):
         _code(value.dtype)
@@ -188,7 +188,7 @@ def plain(value: Any) -> Any:
 
 
 def encode(entries: Mapping[str, Any]) -> str:
-    """Entries that ``plain`` takes, as JSON of printed characters only."""
+    """Encode entries that ``plain`` accepts as JSON of printable characters."""
     return json.dumps(entries, default=_packed).replace("\x7f", "\\u007f")
 
 
@@ -196,7 +196,7 @@ def decode(text: Any, where: str) -> dict[str, Any]:
     """The inverse of ``encode``; ``where`` is for messages.
 
     Raises:
-        InputError: it is no such text.
+        InputError: the text is invalid.
     """
 
     def unpacked(found: dict[str, Any]) -> Any:
@@ -214,7 +214,7 @@ def decode(text: Any, where: str) -> dict[str, Any]:
         entries = json.loads(text, object_hook=unpacked) if _ARRAY in text else json.loads(text)
     except InputError:
         raise
-    # RecursionError: lists in lists in lists; OverflowError: numbers too large for their type
+    # RecursionError: deeply nested lists; OverflowError: numbers too large for their type
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
         raise InputError(f"{where}: the record is damaged; convert the data again ({error})") from error
     if not isinstance(entries, dict):

@@ -1,4 +1,4 @@
-"""The words of an extended xyz frame: the columns that Properties names, and the keys of its comment."""
+"""Columns declared by Properties, and keys of the comment, of an extended xyz frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from molflt.errors import InputError
 from molflt.terminal_text import shown
 
 PLAIN = "species:S:1:pos:R:3"
-"""``Properties`` of a frame without them."""
+"""``Properties`` of a frame that declares none."""
 _MOST_COLUMNS = 1000
 _NAMES = {
     **{name: name for name in (*all_properties, "positions", "numbers", "symbols", "force", "move_mask", "tags")},
@@ -29,7 +29,7 @@ _NAMES = {
     "z": "numbers",
     "charge": "charges",
 }
-"""ASE's names of columns that mean something to ASE or molflt; files have them in any case."""
+"""ASE's names of known columns; files may write them in any case."""
 _SHAPES = {
     "symbols": ("S:1", "I:1"),
     "numbers": ("I:1",),
@@ -39,19 +39,19 @@ _SHAPES = {
 }
 _TRUTH = {"T": True, "F": False, "TRUE": True, "FALSE": False, "1": True, "0": False}
 _EXPONENT = re.compile(r"(?<=[\d.])(?:\*\^|[dD])(?=[-+\d])")
-"""Of Fortran, and of Mathematica, which wrote QM9."""
+"""Exponents of Fortran, and of Mathematica, which wrote QM9."""
 _Texts = Sequence[Sequence[str]]
 """Words of a column, (width, n_atoms)."""
 
 
 class Column(NamedTuple):
-    """Neighbouring columns of one name.
+    """Adjacent columns of one name.
 
     Attributes:
-        name: ASE's.
+        name: ASE's name.
         kind: R, I, S or L.
-        start: place of the first among all.
-        width: how many they are.
+        start: index of the first column.
+        width: number of columns.
     """
 
     name: str
@@ -62,10 +62,10 @@ class Column(NamedTuple):
 
 @lru_cache(maxsize=8)
 def parse_properties(text: str) -> tuple[Column, ...]:
-    """Columns in their order, by the value of ``Properties``.
+    """Parse the value of ``Properties`` into columns, in order.
 
     Raises:
-        ValueError: they are not NAME:TYPE:NUMBER each, two have one name, or species or positions are missing.
+        ValueError: an entry other than NAME:TYPE:NUMBER, a duplicate name, or no species or positions.
     """
     words = text.strip().split(":")
     columns: dict[str, Column] = {}
@@ -97,15 +97,17 @@ def parse_properties(text: str) -> tuple[Column, ...]:
 
 
 def read_column(column: Column, texts: _Texts, at: Callable[[int], str]) -> np.ndarray:
-    """(n_atoms,) or (n_atoms, width): atomic numbers of ``symbols`` and ``numbers``, else what the kind says.
+    """Convert the words of a column to (n_atoms,) or (n_atoms, width) values of its kind.
+
+    ``symbols`` and ``numbers`` become atomic numbers.
 
     Args:
-        column: which.
+        column: the column.
         texts: its words, (width, n_atoms).
-        at: where a row is, for messages.
+        at: location of a row, for messages.
 
     Raises:
-        InputError: a word of another kind, with its line.
+        InputError: a word that does not fit, with its line.
     """
     if column.name in ("symbols", "numbers"):
         return _elements(texts[0], at)
@@ -120,7 +122,10 @@ def read_column(column: Column, texts: _Texts, at: Callable[[int], str]) -> np.n
 
 
 def reals(texts: _Texts) -> np.ndarray | None:
-    """(width, n_atoms) float64; None where a word is no number. Exponents may be ``e``, ``d`` or ``*^``."""
+    """Parse words as (width, n_atoms) float64; None if one is not a number.
+
+    Exponents may be ``e``, ``d`` or ``*^``.
+    """
     try:
         return np.array([list(map(float, words)) for words in texts])
     except ValueError:
@@ -168,11 +173,11 @@ def _elements(words: Sequence[str], at: Callable[[int], str]) -> np.ndarray:
 _OWN = {word.lower(): word for word in ("Lattice", "Properties", "pbc", "virial", "sid", *ENERGIES, *TEXTS)} | {
     word: word for word in all_properties
 }
-"""Keys that mean something to molflt or ASE, as they are written after reading; files have them in any case."""
+"""Known keys as written after reading; files may write them in any case."""
 _NEEDS_VALUE = ("Lattice", "Properties", "pbc")
 _QUOTED = r"""\\.|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\{(?:[^}\\]|\\.)*\}|\[(?:[^\]\\]|\\.)*\]"""
 
-# Every alternative begins with another character, so nothing is tried twice.
+# Every alternative begins with another character, so there is no backtracking.
 _KEY = rf"""(?:[^\s="'{{\[\\]|{_QUOTED})+"""
 _ENTRY = re.compile(rf"({_KEY})(?:(\s*)=(\s*))?")
 _VALUE = re.compile(rf"""(?:[^\s"'{{\[\\]|{_QUOTED})*""")
@@ -188,21 +193,21 @@ _LOGICAL = {"T": True, "F": False} | {
 
 
 def has_keys(comment: str) -> bool:
-    """True for extended xyz: an equals sign stands behind a word. ``CC(=O)O`` has none."""
+    """True for extended xyz: a word is followed by an equals sign. ``CC(=O)O`` has none."""
     return "=" in comment and _ASSIGNED.search(comment) is not None
 
 
 def parse_comment(comment: str, where: str) -> dict[str, Any]:
-    """Keys and values, as ASE's ``key_val_str_to_dict`` finds them; a word without a value is True.
+    """Parse keys and values as ASE's ``key_val_str_to_dict``; a word without a value is True.
 
-    An empty value is an empty text, and does not swallow the key behind it as in ASE.
+    An empty value is an empty text, and does not swallow the next key as in ASE.
 
     Args:
         comment: the line.
         where: file, frame and line, for messages.
 
     Raises:
-        InputError: a quote without its end, a value without a key, or two keys that differ at most in case.
+        InputError: a quote without its end, a value without a key, or duplicate keys, whatever their case.
     """
     found: dict[str, Any] = {}
     written: dict[str, str] = {}
@@ -224,13 +229,13 @@ def parse_comment(comment: str, where: str) -> dict[str, Any]:
             found[name] = _value(name, value)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{where}: the value of '{key}' is {shown(value)}: {error}") from error
-    # A word that stands alone in a text, such as "final energy E=-1", is not its value.
+    # A bare word in a text, such as "final energy E=-1", is not its value.
     found.update({word: True for word in alone if word.lower() not in written and word.lower() not in _OWN})
     return found
 
 
 def _pairs(comment: str, where: str) -> Iterator[tuple[str, str | None]]:
-    """Keys and values as they are written; None for a word without a value."""
+    """Yield keys and values as written; None for a word without a value."""
     at = 0
     while at < len(comment):
         if (entry := _ENTRY.match(comment, at)) is None:
@@ -286,7 +291,7 @@ def _value(key: str, text: str) -> Any:
 
 
 def _json(text: str) -> Any:
-    """A value of JSON; as an array where it is one of numbers, and short enough for an array."""
+    """Parse a JSON value, as an array if it is a short one of numbers."""
     value = json.loads(text)
     try:
         array = any_array(value, "JSON", "")

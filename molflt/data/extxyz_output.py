@@ -1,7 +1,7 @@
-"""Structures as extended xyz, without what the format cannot hold, which is named.
+"""Extended xyz output; data that the format cannot hold are left out and named.
 
-ASE writes what it is given: a text with a backslash comes back without it, one with a line break, an array of text
-with spaces or an entry ``dipole=high`` make a file that nobody can read.
+ASE writes any input: a text with a backslash comes back without it, one with a line break, an array of text with
+spaces or an entry ``dipole=high`` make an unreadable file.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _OWN_KEYS = ("Lattice", "Properties", "pbc")
 _OWN_COLUMNS = ("symbols", "species", "numbers", "Z", "pos", "move_mask", "charge")
 _MOST_COLUMNS = 900
-"""Of own arrays; the reader refuses files with 1,000."""
+"""Most columns of own arrays; the reader refuses files with 1,000."""
 
 
 def write_extxyz(handle: IO[str], atoms: Atoms) -> list[str]:
-    """Write a structure at the end of a file, in ASE's extended xyz, with 8 decimals for each atom.
+    """Append a structure to a file in ASE's extended xyz, with 8 decimals for each atom.
 
     Args:
         handle: text, open for writing.
-        atoms: the structure; changed on the way.
+        atoms: the structure; modified in place.
 
     Returns:
-        What the format has no place for, as messages name it.
+        Descriptions of the data that the format cannot hold, for messages.
     """
     left = [*_without_constraints(atoms), *_without_results(atoms)]
     left += [*_without_arrays(atoms), *_without_info(atoms)]
@@ -86,7 +86,7 @@ def _without_info(atoms: Atoms) -> Iterator[str]:
     results = getattr(atoms.calc, "results", {})
     for key, value in list(atoms.info.items()):
         del atoms.info[key]
-        # Neither says anything, and ASE would read True and an empty array.
+        # Both mean nothing, and ASE would read True and an empty array.
         if value is None or (isinstance(value, str) and not value):
             continue
         if key not in results and _has_place(key, value):
@@ -102,7 +102,7 @@ def _has_place(key: str, value: Any) -> bool:
     if key in per_config_properties and not numbers:
         return False
     if isinstance(value, list):
-        # ASE makes an array of a list, also where that is impossible.
+        # ASE converts a list to an array, even if that is impossible.
         try:
             np.array(json.loads(json.dumps(value, default=_plain)))
         except ValueError:
@@ -111,7 +111,7 @@ def _has_place(key: str, value: Any) -> bool:
 
 
 def _written(value: Any, special: bool) -> Any:
-    """An entry such that ASE reads the same: as it is where that works, else as JSON."""
+    """Encode an entry so that ASE reads the same: unchanged if that works, else as JSON."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "bif" and (value.shape == (3, 3) if special else value.ndim == 1 and value.size > 1):
             return value
@@ -119,7 +119,7 @@ def _written(value: Any, special: bool) -> Any:
         return value
     elif isinstance(value, str) and _WORDS.fullmatch(value) and printable(value) == value and _means_itself(value):
         return value.replace("\\", "\\\\")
-    # ASE escapes quotation marks, but not what they are escaped with.
+    # ASE escapes quotation marks, but not the escape character.
     return "_JSON " + json.dumps(value, default=_plain).replace("\\", "\\\\")
 
 

@@ -1,4 +1,4 @@
-"""Formats of files in one table, the frames of those that ASE knows, and what of files and folders is not read."""
+"""File formats in one table, frames read through ASE, and reports of ignored content."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ READERS: dict[str, str] = {
     **dict.fromkeys(SDF, "molfiles:read_sdf"),
     **dict.fromkeys(SMILES, "rdkit:read_smiles_file"),
 }
-"""Data sets by the suffix of their file: a module, imported when such a file is opened, and its reader."""
+"""Data sets by file suffix: a module, imported when such a file is opened, and its reader."""
 _FRAMES: dict[str, str] = {
     "*.extxyz": "xyz:xyz_frames",
     "*.xyz": "xyz:xyz_frames",
@@ -60,25 +60,25 @@ _FRAMES: dict[str, str] = {
     "*.cube": "codes:cube_frames",
     "*.pwi": "codes:pwi_frames",
 }
-"""Readers of frames by lower-case file name. Each takes a stream of text from its start, the file's name and its
-notes, and gives ``Atoms``, or an error in place of a frame that it alone concerns. Only readers that parse, and
-nothing else: others of ASE's unpickle, run Python, or (``aims``: parametric constraints) evaluate expressions."""
+"""Readers of frames by lower-case file name. Each takes a text stream at its start, the file's name and its notes,
+and gives ``Atoms``, or an error in place of a bad frame. Only readers that merely parse: others of ASE's
+unpickle, run Python, or (``aims``: parametric constraints) evaluate expressions."""
 _BINARY = ("databases:trajectory_frames", "databases:database_rows")
-"""Those of bytes, which are not compressed."""
+"""Readers of bytes, which are not compressed."""
 _ANY_ENCODING = ("crystals:cif_frames", "macromolecules:pdb_frames")
-"""Those of text in which names of authors and places, in any encoding, do not matter: all else is ASCII."""
+"""Readers of text with irrelevant names of authors and places in any encoding; all else is ASCII."""
 _SHOWN = 6
 
 
 def ase_format(path: Path) -> str | None:
-    """The reader of frames of a file by its name, or None where there is none."""
+    """Return the name of a file's reader of frames, or None if there is none."""
     found = next((reader for pattern, reader in _FRAMES.items() if fnmatch(bare_name(path), pattern)), None)
     compressed = path.name.lower().endswith(COMPRESSED)
     return None if compressed and found in _BINARY else found
 
 
 def reader_of(path: Path) -> Callable[[Path, ReadOptions], StructureDataset]:
-    """The function or class that makes a data set of a file, by the file's name."""
+    """Return the function or class that makes a data set of a file, by the file's name."""
     name = READERS.get(bare_suffix(path))
     return read_ase if name is None else _imported(name)
 
@@ -96,7 +96,7 @@ def read_ase(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> Li
     traj, db or json. Arguments are those of :func:`molflt.data.open.open_dataset`.
 
     Raises:
-        InputError: a format that is not on the list, a file that cannot be read, or a frame that cannot be used.
+        InputError: an unsupported format, an unreadable file, or an unusable frame.
     """
     file = Path(path)
     structures: list[Data] = []
@@ -133,10 +133,10 @@ def read_ase(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> Li
 
 
 def read_frames(file: Path) -> list[Atoms]:
-    """Every frame of a file as it is.
+    """Read every frame of a file without changes.
 
     Raises:
-        InputError: a format that is not on the list, a file that is empty, or a frame that cannot be read.
+        InputError: an unsupported format, an empty file, or an unreadable frame.
     """
     notes = Notes(str(file))
     frames: list[Atoms] = []
@@ -158,12 +158,12 @@ def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms | InputError]:
         )
     if ordinary_file(file).stat().st_size == 0:
         raise InputError(f"{file}: the file is empty")
-    # imported here: a module that is missing says nothing of the file
+    # imported here: a missing module says nothing about the file
     frames = _frames(file, reader, _imported(reader), notes)
     for index in count():
         try:
             with warnings.catch_warnings():
-                # remarks on details of a format; what matters here is checked below
+                # remarks on details of a format; the important ones are checked below
                 warnings.simplefilter("ignore")
                 atoms = next(frames, None)
         except InputError:
@@ -183,7 +183,7 @@ def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms | InputError]:
 def _frames(
     file: Path, reader: str, read: Callable[..., Iterator[Atoms | InputError]], notes: Notes
 ) -> Iterator[Atoms | InputError]:
-    # Readers go back a little at every frame, and in a compressed stream that means from its start: unpack all of it.
+    # Readers step back a little at every frame, which rewinds a compressed stream to its start: unpack all of it.
     compressed = file.name.lower().endswith(COMPRESSED)
     with io.BytesIO(content(file)) if compressed else file.open("rb") as raw:
         stream: IO[Any] = raw
@@ -198,21 +198,21 @@ _STATE = re.compile(r"charge|lattice|constrain|fixed|frozen|(?<![a-z])(?:cell|ma
 _READ = frozenset(
     {*RECORD_KEYS, *KNOWN_VALUES, *all_properties, "initial_charges"} - {"charges", "fixed", "cell", "force"}
 )
-"""Names that are read, and results that mean what ASE says they do."""
+"""Names that are read, and results whose meaning ASE defines."""
 _OURS = "predicted_"
-"""What ``predict`` writes."""
+"""Prefix of names written by ``predict``."""
 _NUMBER = re.compile(r"[\s\[({]*[-+]?\.?\d")
 
 
 def unread_names(atoms: Atoms, labels: LabelSpec | None) -> Iterator[str]:
-    """Names of entries, columns and results that look like a cell, an energy, forces, a charge or a constraint.
+    """Yield names like a cell, energy, forces, charge or constraint that are not read.
 
-    The rule: by its name, in any case of letters, and not a word or a logical value. Where the user names a label,
-    other energies and forces are not meant.
+    A name counts whatever its case, unless its value is a word or a logical value. If the user names a label, other
+    energies and forces are not reported.
 
     Args:
         atoms: a structure as it was read from a file.
-        labels: which label is read.
+        labels: the label that is read.
     """
     named = {name.lower() for name in (labels.label, labels.force_label) if name} if labels is not None else set()
     for name, value in {**atoms.arrays, **getattr(atoms.calc, "results", {}), **atoms.info}.items():
@@ -226,18 +226,18 @@ def unread_names(atoms: Atoms, labels: LabelSpec | None) -> Iterator[str]:
 
 
 UNCONVERGED = "unconverged"
-"""Key of ``info`` under which a reader says why the results of a frame are not converged."""
+"""Key of ``info`` for a reader's reason why the results of a frame are not converged."""
 _NO = ("false", "f", "no", "n", "0")
 
 
 class UnfinishedError(InputError):
-    """A file of a calculation that ended before its first result."""
+    """Error for a calculation whose file ends before its first result."""
 
 
 def shortfall(atoms: Atoms) -> str:
-    """The reason why the results of a frame are no labels; empty where nothing says so.
+    """Return the reason why the results of a frame are no labels; empty if none is stated.
 
-    Readers of VASP give one; in other files it is an entry ``converged`` of ``info`` that is false.
+    It comes from the readers of VASP; for other files from a false entry ``converged`` of ``info``.
     """
     if reason := atoms.info.get(UNCONVERGED):
         return str(reason)
@@ -248,18 +248,18 @@ def shortfall(atoms: Atoms) -> str:
 
 
 def was_cut(atoms: Atoms) -> bool:
-    """True if a frame is of a calculation whose output has no end."""
+    """True if a frame comes from a calculation with incomplete output."""
     return getattr(atoms.calc, "parameters", {}).get("complete") is False
 
 
 def give_skipped(skipped: Sequence[str], n: int, where: str, what: str = "structures") -> None:
-    """Warn of what was left out for its :func:`shortfall`.
+    """Warn about structures left out for their :func:`shortfall`.
 
     Args:
         skipped: names and reasons.
-        n: how many there are in all.
+        n: number of all structures.
         where: what holds them.
-        what: they are.
+        what: plural noun for them.
 
     Raises:
         InputError: nothing is left.
@@ -277,14 +277,14 @@ def give_skipped(skipped: Sequence[str], n: int, where: str, what: str = "struct
 
 
 def is_molecules(file: Path) -> bool:
-    """True if a file's name is that of structures, other than a database over LMDB."""
+    """True if a file's name is that of structures, other than a database in LMDB."""
     return (bare_suffix(file) in READERS and bare_suffix(file) not in DATABASES) or ase_format(file) is not None
 
 
 def say_left_out(folder: Path, read: Collection[Path]) -> None:
-    """Warn of what a folder holds besides the files that are read; hidden files and companions are not worth a word.
+    """Warn about files in a folder that are not read, except hidden files and companions.
 
-    Of a folder in which nothing is read only its own name is given, and of a run of VASP only files of structures.
+    If nothing in a subfolder is read only its name is given, and for a run of VASP only files of structures.
     """
     names = list(_left_out(folder, folder, set(read), {place for path in read for place in path.parents}))
     if names:
@@ -307,5 +307,5 @@ RUN_FILES = ("poscar", "contcar", *OUTPUTS)
 
 
 def of_run(path: Path) -> bool:
-    """True if a file is one of those that are read of a run of VASP."""
+    """True if a file is one of those that are read from a run of VASP."""
     return bare_name(path) in RUN_FILES

@@ -1,4 +1,4 @@
-"""Periodic images: the nearest ones of atoms, molecules made whole, and fragments put apart."""
+"""Periodic images: nearest images, unwrapped molecules, and separated fragments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from molflt.vocabulary import TARGETS
 def nearest_image(
     positions: np.ndarray, moved: np.ndarray, cell: np.ndarray, pbc: np.ndarray, where: str
 ) -> np.ndarray:
-    """The periodic image of ``moved`` nearest to ``positions``, atom by atom.
+    """Find the periodic image of ``moved`` nearest to ``positions``, atom by atom.
 
     Args:
         positions: (n_atoms, 3), Å.
@@ -55,10 +55,10 @@ def nearest_image(
 
 
 def shortest_images(vectors: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The shortest periodic image of each vector, (n, 3) Å, and its length, (n,) Å.
+    """Shortest periodic image of each vector, (n, 3) Å, and its length, (n,) Å.
 
-    ASE's ``find_mic`` takes a vector that is shorter than half of every lattice vector for its own shortest image,
-    which is right in a reduced cell alone. Rows of the (3, 3) cell that are not periodic may be zero.
+    ASE's ``find_mic`` accepts a vector shorter than half of every lattice vector without a search, which is right
+    only in a reduced cell. Rows of the (3, 3) cell that are not periodic may be zero.
     """
     reduced, _ = minkowski_reduce(complete_cell(cell), pbc)
     images, lengths = find_mic(vectors, reduced, pbc)
@@ -66,18 +66,18 @@ def shortest_images(vectors: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> t
 
 
 def _are_shortest(displacements: np.ndarray, cell: np.ndarray) -> bool:
-    """True if the lengths alone tell that no lattice vector shortens a displacement."""
+    """True if the lengths alone show that no lattice vector shortens a displacement."""
     # a lattice vector is at least as long as the smallest distance between two planes of the lattice
     spacing = 1.0 / np.sqrt((np.linalg.inv(cell) ** 2).sum(axis=0).max())
     return bool((displacements**2).sum(axis=1).max(initial=0.0) < (0.5 * spacing) ** 2)
 
 
 _BONDED = 1.6
-"""Å. A molecule whose parts are no further apart hangs together; a longer bond costs a look at the images."""
+"""Å. A molecule whose parts are no further apart is connected; a longer bond needs a look at the images."""
 
 
 def unwrap(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
-    """Unwrap a molecule across periodic boundaries: (n_atoms, 3) Å, whatever border of the (3, 3) cell cut it.
+    """Unwrap a molecule of (n_atoms, 3) Å across the boundaries of its (3, 3) cell.
 
     Atoms are joined one by one along the shortest distances between images; the first stays where it is.
     """
@@ -101,9 +101,9 @@ def unwrap(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarr
 
 
 def separate_fragments(members: Sequence[Data], gaps: Sequence[float], random: np.random.Generator) -> Data:
-    """Compose isolated structures, each rotated at random, in a random direction from those before.
+    """Combine isolated structures at given distances, with random rotations and directions.
 
-    Between the nearest atoms of each member but the first and those before it are ``gaps``, in Å.
+    ``gaps``, in Å, are the distances of each member but the first from the nearest atom of those before.
     """
     positions, forces = _turned(members[0], random)
     for member, gap in zip(members[1:], gaps, strict=True):
@@ -114,7 +114,7 @@ def separate_fragments(members: Sequence[Data], gaps: Sequence[float], random: n
 
 
 def in_cell(member: Data, gaps: np.ndarray, random: np.random.Generator) -> Data:
-    """An isolated structure in a periodic box, (3,) Å from its images along the edges."""
+    """Put an isolated structure in a periodic box, (3,) Å from its images along the edges."""
     positions, forces = _turned(member, random)
     data = _composition([member], positions, forces)
     data.cell = torch.from_numpy(np.diag(np.ptp(positions, axis=0) + gaps))[None]
@@ -123,17 +123,17 @@ def in_cell(member: Data, gaps: np.ndarray, random: np.random.Generator) -> Data
 
 
 def at_distance(fixed: np.ndarray, moved: np.ndarray, direction: np.ndarray, gap: float) -> np.ndarray:
-    """Positions (n, 3) of ``moved``, shifted along a direction until its nearest atom is ``gap`` away, Å."""
+    """Shift ``moved``, (n, 3), along a direction until its nearest atom is ``gap`` Å away."""
     reach = np.linalg.norm(fixed, axis=1).max() + np.linalg.norm(moved - moved.mean(axis=0), axis=1).max() + gap
     place = moved - moved.mean(axis=0) + reach * direction
     for _ in range(8):
-        # A step as long as the excess cannot bring two atoms nearer than the gap.
+        # A step as long as the excess cannot bring two atoms closer than the gap.
         place = place - (cdist(fixed, place).min() - gap) * direction
     return place
 
 
 def _turned(data: Data, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Positions from their mean and forces, rotated at random; forces of nothing are zero."""
+    """Rotate centred positions and forces at random; forces are zero if missing."""
     turn = Rotation.random(random_state=random).as_matrix().T
     positions = data.positions.numpy()
     forces = data.forces.numpy() if "forces" in data else np.zeros_like(positions)
@@ -146,7 +146,7 @@ def _direction(random: np.random.Generator) -> np.ndarray:
 
 
 def _composition(members: Sequence[Data], positions: np.ndarray, forces: np.ndarray) -> Data:
-    """A structure with the fields of the first member, and the sum of the energies."""
+    """Combine fields as in the first member, with the sum of the energies."""
     data = members[0].clone()
     data.atomic_numbers = torch.cat([member.atomic_numbers for member in members])
     data.positions = torch.from_numpy(positions)

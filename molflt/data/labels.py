@@ -1,4 +1,4 @@
-"""Labels: which is learnt, under which name it is stored, and in which unit."""
+"""Labels: the quantity to learn, its stored name, and its unit."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ENERGY_UNITS: dict[str, float] = {
     "kJ/mol": units.kJ / units.mol,
     "Hartree": units.Hartree,
 }
-"""eV in each unit (CODATA 2014, as ASE has them)."""
+"""eV in each unit (CODATA 2014, as in ASE)."""
 FORCE_UNITS: dict[str, float] = {f"{unit}/Ang": factor for unit, factor in ENERGY_UNITS.items()} | {
     "Hartree/bohr": units.Hartree / units.Bohr
 }
 """eV/Å in each unit."""
 _SHOWN = 12
 _SAME = 1e-6
-"""Relative or absolute difference up to which two stored values are one that was rounded."""
+"""Relative or absolute difference up to which two stored values count as one, rounded."""
 _MOST_BYTES = 1 << 28
 
 
@@ -41,20 +41,20 @@ def _known_target(value: str) -> str:
 
 
 Target = Annotated[str, AfterValidator(_known_target)]
-"""A field of the vocabulary that a model can learn."""
+"""Field of the vocabulary that a model can learn."""
 
 
 class LabelSpec(BaseModel):
-    """Name and unit of the label that is learnt.
+    """Name and unit of the label to learn.
 
     Attributes:
-        target: the field of the vocabulary that it becomes, in eV per structure.
+        target: the field of the vocabulary for it, in eV per structure.
         label: name of an entry of ``info``, a result of a calculator, a key of a database, a column of a CSV, a
             property of an SDF or a field of an LMDB record; None: the target's own name.
-        unit: of the stored energy.
+        unit: unit of the stored energy.
         per: whether the stored energy is that of a structure or per atom.
         force_label: name of the stored forces; None: those of the calculator, or ``forces``.
-        force_unit: of the stored forces; None: the energy's unit per Å.
+        force_unit: unit of the stored forces; None: the energy's unit per Å.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,7 +68,7 @@ class LabelSpec(BaseModel):
 
     @property
     def name(self) -> str:
-        """The label's name in the data."""
+        """Name of the label in the data."""
         return self.label or self.target
 
     @property
@@ -78,28 +78,27 @@ class LabelSpec(BaseModel):
 
     @property
     def energy_factor(self) -> float:
-        """Of an energy as stored, into eV."""
+        """Factor from the stored energy to eV."""
         return ENERGY_UNITS[self.unit]
 
     @property
     def force_factor(self) -> float:
-        """Of a force as stored, into eV/Å."""
+        """Factor from the stored forces to eV/Å."""
         return FORCE_UNITS[self.force_unit or f"{self.unit}/Ang"]
 
     def apply(
         self, fields: dict[str, np.ndarray], find: Callable[[str], Any], names: Iterable[str], where: str
     ) -> dict[str, str]:
-        """Put the label, and forces where there are any, into a structure's fields.
+        """Add the label, and forces if there are any, to a structure's fields.
 
         Args:
-            fields: of the structure, under the vocabulary, with labels under the vocabulary's own names as they are
-                stored; changed in place.
-            find: a stored value by its name, None where there is none.
-            names: of what is stored, for the message about a label that is missing.
+            fields: the structure's fields in the vocabulary, with labels under its names as stored; changed in place.
+            find: finds a stored value by its name; None if there is none.
+            names: all stored names, for the message about a missing label.
             where: file and record, for messages.
 
         Returns:
-            Texts to keep with the structure: what is stored, where the label is missing or forces may have another
+            Texts to keep with the structure: the stored names if the label is missing or forces may have another
             name.
 
         Raises:
@@ -123,7 +122,7 @@ class LabelSpec(BaseModel):
         found = {}
         if self.target not in fields:
             energies = [name for name in known if name not in _NO_ENERGIES and _is_number(find, name)]
-            # Beside an energy, a free energy is that with the entropy of smeared electrons.
+            # Next to an energy, a free energy is that with the entropy of smeared electrons.
             if "energy" not in energies and "free_energy" in known and _is_number(find, "free_energy"):
                 energies.append("free_energy")
             found[CANDIDATES] = "; ".join(energies[:_SHOWN])
@@ -135,7 +134,7 @@ class LabelSpec(BaseModel):
         return found
 
     def remedy(self, candidates: Sequence[str]) -> str:
-        """Options that name these numbers where the label is missing; empty without any."""
+        """Options that name these numbers if the label is missing; empty without any."""
         given = []
         for name in candidates:
             if name in TARGETS:
@@ -149,8 +148,8 @@ class LabelSpec(BaseModel):
 
 
 STORED, CANDIDATES, VECTORS = "stored_names", "stored_numbers", "stored_vectors"
-"""Texts of a structure without its label or forces: what it has instead, what of that is one number, and what is a
-vector for each atom (the last two with semicolons)."""
+"""Texts of a structure without its label or forces: stored names, those of single numbers, and those of vectors
+for each atom (the last two separated by semicolons)."""
 _NO_ENERGIES = (
     *("sid", "fid", "id", "natoms", "nads", "index", "slice", "charge", "spin", "free_energy", "stress"),
     *("atomic_numbers", "numbers", "tags", "fixed"),
@@ -177,16 +176,16 @@ def _are_vectors(find: Callable[[str], Any], name: str, n_atoms: int) -> bool:
 
 
 def agreed(values: Mapping[str, Any], label: str, where: str) -> Any:
-    """The value that is stored under one name in one or several places, of which the first counts.
+    """Return the value stored under one name in several places, of which the first counts.
 
     Args:
-        values: by the place; None: there is none. What has another shape, as a number beside one for each atom, is
-            something else.
+        values: by place; None: there is none. Values of another shape, such as a number beside one for each atom,
+            are ignored.
         label: the name.
         where: file and record, for messages.
 
     Raises:
-        InputError: two differ, by more than 10⁻⁶ of them or of the unit.
+        InputError: two differ by more than 10⁻⁶, relative and absolute.
     """
     (first, value), *others = [item for item in values.items() if item[1] is not None] or [("", None)]
     for place, other in others:
@@ -202,17 +201,17 @@ def agreed(values: Mapping[str, Any], label: str, where: str) -> Any:
 def _differ(one: Any, other: Any, label: str, where: str) -> bool:
     try:
         a, b = (any_array(value, f"'{label}'", where).astype(np.float64) for value in (one, other))
-    # Text.
+    # Text is compared as such.
     except (TypeError, ValueError, OverflowError):
         return shown(one) != shown(other)
     return a.size == b.size and not np.allclose(a.ravel(), b.ravel(), rtol=_SAME, atol=_SAME, equal_nan=True)
 
 
 def one_number(value: Any, label: str, where: str) -> np.ndarray:
-    """(1,) float64.
+    """Convert a value to (1,) float64.
 
     Raises:
-        InputError: it is not.
+        InputError: it is not one number.
     """
     try:
         number = any_array(float(value) if isinstance(value, str) else value, label, where)
@@ -224,7 +223,7 @@ def one_number(value: Any, label: str, where: str) -> np.ndarray:
 
 
 def any_array(value: Any, what: str, where: str) -> np.ndarray:
-    """An array of whatever there is.
+    """Convert any value to an array.
 
     Raises:
         InputError: lists of different lengths, numbers too large for any type, or lists that would make more than
@@ -239,7 +238,7 @@ def any_array(value: Any, what: str, where: str) -> np.ndarray:
 
 
 def _refuse_expansion(value: Any, what: str, where: str) -> None:
-    """Count what an array of nested lists would take, in which every text becomes as long as the longest."""
+    """Estimate an array of nested lists, in which every text becomes as long as the longest."""
     n_elements, width, left = 0, 8, [value]
     while left:
         one = left.pop()
@@ -257,10 +256,10 @@ def _refuse_expansion(value: Any, what: str, where: str) -> None:
 
 
 def atom_vectors(value: Any, n_atoms: int, label: str, where: str) -> np.ndarray:
-    """(n_atoms, 3) float64.
+    """Convert a value to (n_atoms, 3) float64.
 
     Raises:
-        InputError: it is not.
+        InputError: it has another shape or type.
     """
     vectors = any_array(value, f"'{label}'", where)
     if vectors.shape != (n_atoms, 3) or vectors.dtype.kind not in "iuf":
@@ -278,10 +277,10 @@ def parse_force_unit(text: Any) -> Any:
 
 
 def checked_force_unit(text: str | None) -> ForceUnit | None:
-    """The unit of forces that a command or a caller names.
+    """Check the unit of forces named by a command or a caller.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: the unit is unknown.
     """
     unit = parse_force_unit(text)
     if unit is not None and unit not in FORCE_UNITS:

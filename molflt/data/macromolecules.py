@@ -1,4 +1,4 @@
-"""Lines of PDB files: which are atoms, where a model ends, and what is not in the format."""
+"""Models of PDB and mmCIF files, checked line by line for atoms, ends of models and errors."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _PASSED_OVER = frozenset(
 )
 """Records of the format that add no atoms."""
 COLUMNS = (30, 38, 46)
-"""Where coordinates begin, of eight letters each."""
+"""Start columns of the coordinates, of eight characters each."""
 _COORDINATES = 3
 _FIRST_ROW = ["1.000000", "0.000000", "0.000000"]
 _DECIMAL = re.compile(r"[-+]?\d+\.\d+")
 _ELEMENT = re.compile(r"[ A-Za-z]{2}(  |\d[-+]|[-+]\d)")
 _NEAR = 0.3
-"""Å: no two atoms are so close, but two frames of a trajectory have theirs nearly in the same places."""
+"""Å: no two atoms are so close, except the same atom in two frames of a trajectory."""
 
 
 @dataclass
 class Model:
-    """A model: its atoms' lines, by number and text, and the line that has its cell."""
+    """A model: its atoms' lines, by number and text, and the line with its cell."""
 
     cell: str = ""
     scale: list[str] = field(default_factory=list)
     lines: list[tuple[int, str]] = field(default_factory=list)
 
     def text(self) -> str:
-        """The model as a PDB file, in which B factors count its atoms."""
+        """Write the model as a PDB file, with the index of each atom as its B factor."""
         atoms = (
             f"{'HETATM' if text[:1] in 'Hh' else 'ATOM  '}    1 {text[12:60]:48}{k:6d}{'':10}{_tail(text)}"
             for k, (_, text) in enumerate(self.lines)
@@ -58,19 +58,19 @@ class Model:
 
 
 def _tail(line: str) -> str:
-    """Element and charge; in files of before 1996 numbers of lines stand there."""
+    """Element and charge; in files from before 1996 the columns hold line numbers."""
     tail = line[76:80].ljust(4)
     return "" if tail.replace(" ", "").isdecimal() else tail
 
 
 def models_of(text: str, where: str, notes: Notes) -> list[Model]:
-    """The models of a file: those of MODEL and ENDMDL, and what stands before each END, as in trajectories.
+    """Split a file into models, by MODEL and ENDMDL, or by END as in trajectories.
 
     Raises:
         InputError: a line cannot be read, the file is cut short, or models cannot be told apart.
     """
     models: list[Model] = []
-    # the cell and SCALE at the beginning are those of all models that have none of their own
+    # the cell and SCALE at the beginning apply to all models without their own
     model = Model()
     opened, declared = 0, 0
     for number, line in enumerate(text.split("\n"), start=1):
@@ -112,7 +112,7 @@ def models_of(text: str, where: str, notes: Notes) -> list[Model]:
 
 
 def _record(line: str) -> str:
-    """The name of a line's record; serial numbers of six digits may touch it."""
+    """Name of a line's record; serial numbers of six digits may touch it."""
     record = line[:6].upper()
     if record.startswith(("ATOM", "MODEL")) and not record.strip("ATOMDEL 0123456789"):
         return record[:5].strip()
@@ -145,12 +145,12 @@ def _check_cell(line: str, where: str) -> None:
 
 
 def _frames_of(model: Model, where: str) -> list[Model]:
-    """The parts of a model whose atoms are numbered several times, as by a program that writes frames without END.
+    """Split a model that numbers its atoms several times, as programs do that omit END.
 
     Raises:
-        InputError: it may be frames, or molecules side by side.
+        InputError: the parts may be frames, or molecules side by side.
     """
-    # serial number, name, residue, chain: the same again from where the first stands a second time
+    # serial number, name, residue, chain: they repeat where the first one occurs a second time
     names = [text[6:27] for _, text in model.lines]
     if names[0] not in names[1:]:
         return [model]
@@ -167,13 +167,13 @@ def _frames_of(model: Model, where: str) -> list[Model]:
 
 
 _NO_CELL = 1.0
-"""Å: where there is no crystal, PDB asks for a cell of this length."""
+"""Å: length of the formal cell that PDB requires without a crystal."""
 _FEW = 6
-"""Atoms other than hydrogen; smaller molecules without any are common: CO2, COCl2."""
+"""Heavy atoms; smaller molecules without hydrogen are common: CO2, COCl2."""
 
 
 class _Atom(NamedTuple):
-    """An atom, where it belongs, and where it stands in its file, in words."""
+    """Atom with its residue and chain, and its place in the file, in words."""
 
     atom: gemmi.Atom
     residue: gemmi.Residue
@@ -182,7 +182,7 @@ class _Atom(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name for messages."""
         return f"{self.atom.name} of {self.residue.name} {self.residue.seqid} ({self.place})"
 
 
@@ -191,7 +191,7 @@ def _atoms(model: gemmi.Model, place: Callable[[gemmi.Atom], str]) -> list[_Atom
 
 
 def pdb_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | InputError]:
-    """Every model of a PDB file, with its cell and its symmetry; errors stand in the places of what they concern.
+    """Yield every model of a PDB file, with its cell and symmetry, or errors in their place.
 
     Raises:
         InputError: a line cannot be read, or models cannot be told apart.
@@ -206,7 +206,7 @@ def pdb_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | In
 
 
 def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator[Atoms | InputError]:
-    """Every model of a block of an mmCIF file, the first of which has an index among the structures of the file.
+    """Yield every model of an mmCIF block; ``index`` is that of the first in the file.
 
     Raises:
         InputError: the block cannot be read.
@@ -238,14 +238,14 @@ def mmcif_frames(items: Items, where: str, index: int, notes: Notes) -> Iterator
 
 
 def _read(model: Model) -> tuple[gemmi.Structure, list[_Atom]]:
-    """Model as gemmi reads it, compared with its lines, which were looked at one by one."""
+    """Read a model with gemmi, and compare it with its lines, which were checked one by one."""
     begin, n = model.lines[0][0], len(model.lines)
     try:
         structure = gemmi.read_pdb_string(model.text(), split_chain_on_ter=True)
     except (ValueError, RuntimeError) as error:
         raise InputError(f"the model that begins in line {begin} cannot be read: {error}") from error
     atoms = _atoms(structure[0], lambda atom: f"line {model.lines[round(atom.b_iso)][0]}") if len(structure) else []
-    # gemmi gathers residues; the order of the file came along as B factors
+    # gemmi regroups residues; the order of the file is stored in the B factors
     atoms.sort(key=lambda one: one.atom.b_iso)
     if len(atoms) != n:
         raise InputError(f"line {begin}: {n} atoms, and {len(atoms)} of them can be read; correct the file")
@@ -256,7 +256,7 @@ def _read(model: Model) -> tuple[gemmi.Structure, list[_Atom]]:
 
 
 def _elements(model: Model, atoms: list[_Atom], record: str, notes: Notes) -> list[_Atom]:
-    """Mend what is made of names of atoms where the columns of the elements are empty."""
+    """Infer missing elements from atom names."""
     ambiguous = set()
     for one, (_, text) in zip(atoms, model.lines, strict=True):
         if text[76:78].strip().isalpha():
@@ -295,7 +295,7 @@ def _frame(atoms: list[_Atom], structure: gemmi.Structure, record: str, notes: N
 
 
 def _expanded(atoms: list[_Atom], structure: gemmi.Structure, record: str, notes: Notes) -> Atoms:
-    """The molecule or the crystal; an array ``site`` has the place of each of its atoms among the given ones."""
+    """Build the molecule or crystal; an array ``site`` holds each atom's index among the sites."""
     numbers, site = np.array([one.atom.element.atomic_number for one in atoms]), np.arange(len(atoms))
     cell = structure.cell
     if max(cell.a, cell.b, cell.c) <= _NO_CELL:
@@ -318,7 +318,7 @@ def _expanded(atoms: list[_Atom], structure: gemmi.Structure, record: str, notes
 
 
 def _one_location(atoms: list[_Atom], record: str, notes: Notes) -> list[_Atom]:
-    """Of each residue with alternate locations the one of the highest occupancy, of several such the first."""
+    """Keep the location of highest occupancy in each residue, of several such the first."""
     shares: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for one in atoms:
         if one.atom.has_altloc():

@@ -1,4 +1,4 @@
-"""Molecules with positions from SDF, MOL and mol2 files, whose lines are counted apart from RDKit."""
+"""Molecules with positions from SDF, MOL and mol2 files, with a check of their lines."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ _END = b"$$$$"
 _FIELD = re.compile(rb">.*?<(.+)>")
 _PROPERTIES = (b"M  ", b"A  ", b"V  ", b"G  ", b"S  ")
 _WITH_TEXT = (b"A  ", b"G  ")
-"""Properties with a line of text behind them."""
+"""Properties followed by a line of text."""
 _V3000_COUNTS = re.compile(rb"M  V30 COUNTS +(\d+)")
 
 
 def read_sdf(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> ListDataset:
-    """Read every molecule of an SDF, MOL or mol2 file, with the positions it has, named ``PATH#INDEX (TITLE)``.
+    """Read every molecule of an SDF, MOL or mol2 file, with its positions.
+
+    Structures are named ``PATH#INDEX (TITLE)``.
 
     Raises:
         InputError: no such file, no molecules, or a molecule that cannot be read.
@@ -54,7 +56,7 @@ def read_sdf(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> Li
         for index, record in enumerate(_records_of(file)):
             name = f"{file}#{index}"
             info: dict[str, Any] = {}
-            # What is wrong is said with the record's own name where it has one.
+            # Errors name the record if it has a name.
             with noting(bad, index, name, info):
                 mol = record.mol(name, notes, options)
                 if mol is None:
@@ -84,9 +86,9 @@ def _records_of(file: Path) -> Iterator[Mol2 | _Record]:
 
 
 def _properties(mol: Chem.Mol) -> dict[str, Any]:
-    """The title and the properties of a molecule of an SDF file; those that are no text are passed over."""
+    """Title and properties of a molecule in an SDF file; those that are not text are ignored."""
     found: dict[str, Any] = {}
-    # from_mol says what is wrong with properties.
+    # from_mol reports errors in properties.
     with suppress(UnicodeDecodeError, RuntimeError):
         if mol.HasProp("_Name") and (title := mol.GetProp("_Name").strip()):
             found["name"] = title
@@ -96,18 +98,18 @@ def _properties(mol: Chem.Mol) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Record:
-    """The lines of one record of an SDF file, without the one that ends it."""
+    """Lines of one record of an SDF file, without the final separator."""
 
     lines: list[bytes]
     first_line: int
     problem: str
 
     def mol(self, name: str, notes: Notes, options: ReadOptions) -> Chem.Mol | None:
-        """The molecule, or None where RDKit cannot read it.
+        """Return the molecule, or None if RDKit cannot read it.
 
         Raises:
-            InputError: an empty record or one that is cut short; lines that belong to nothing; two fields of one
-                name; or atoms or fields that RDKit passes over.
+            InputError: an empty or incomplete record; lines that belong to nothing; duplicate fields; or atoms or
+                fields that RDKit ignores.
         """
         if self.problem:
             self._refuse(name, len(self.lines) - 1, self.problem)
@@ -125,7 +127,7 @@ class _Record:
             return None
         if n_atoms is not None and mol.GetNumAtoms() != n_atoms:
             self._refuse(name, 3, f"announces {n_atoms} atoms, and RDKit reads {mol.GetNumAtoms()}")
-        # from_mol says what is wrong with these.
+        # from_mol reports errors in these.
         with suppress(UnicodeDecodeError, RuntimeError):
             if lost := fields - set(mol.GetPropNames(includePrivate=True)):
                 self._refuse(name, end + 1, f"RDKit passes over the field '{min(lost):.40}'")
@@ -135,7 +137,7 @@ class _Record:
         raise InputError(f"{name}: line {self.first_line + max(k, 0)}: {why}")
 
     def _announced(self, name: str, end: int) -> int | None:
-        """The number of atoms that the record states, after a check of the lines that follow atoms and bonds."""
+        """Number of atoms that the record states, after a check of its property lines."""
         counts = self.lines[3] if end > 3 else b""
         if b"V3000" in counts:
             found = next(filter(None, map(_V3000_COUNTS.match, self.lines[:end])), None)
@@ -154,7 +156,7 @@ class _Record:
         return n_atoms
 
     def _fields(self, name: str, start: int, notes: Notes) -> set[str]:
-        """The names of the fields behind the molecule."""
+        """Names of the data fields after the molecule."""
         found: set[str] = set()
         within = False
         for k in range(start, len(self.lines)):
@@ -179,7 +181,7 @@ class _Record:
 
 
 def _records(raw: bytes, must_end: bool) -> Iterator[_Record]:
-    """The records of an SDF file; what follows the last ``$$$$`` is one where it is not blank."""
+    """Yield records of an SDF file; text after the last ``$$$$`` is one unless it is blank."""
     lines = raw.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     start = 0
     for k, line in enumerate(lines):
@@ -194,10 +196,10 @@ def _records(raw: bytes, must_end: bool) -> Iterator[_Record]:
 _MOL2 = re.compile(r"^@<TRIPOS>MOLECULE", re.MULTILINE)
 _SECTION = "@<TRIPOS>"
 _GAFF = re.compile(r"(cl|br|[fi])|([chnops])[a-z0-9+]?")
-"""Of GAFF and GAFF2: lower case, and the first letter is the element but for halogens; Sybyl's types begin with the
-element in upper case."""
+"""Types of GAFF and GAFF2: lower case, the first letter is the element except for halogens; Sybyl's types begin
+with the element in upper case."""
 _TYPE = 5
-"""Place of the atom type among the words of an atom: number, name, x, y, z, type, ..."""
+"""Index of the atom type among the words of an atom: number, name, x, y, z, type, ..."""
 
 
 @dataclass(frozen=True)
@@ -208,11 +210,11 @@ class Mol2:
     first_line: int
 
     def mol(self, name: str, notes: Notes, options: ReadOptions) -> Chem.Mol | None:
-        """The molecule, or None where RDKit cannot read it.
+        """Return the molecule, or None if RDKit cannot read it.
 
         Raises:
-            InputError: more or fewer atoms or bonds than are announced, an atom type of an unknown kind, or partial
-                charges of an ion where the bonds are of another charge.
+            InputError: more or fewer atoms or bonds than announced, an unknown atom type, or partial charges of an
+                ion while the bonds have another charge.
         """
         lines = [Line(self.first_line + line.number - 1, line.words) for line in numbered(self.text.split("\n"), "#")]
         sections: dict[str, list[Line]] = {}
@@ -224,7 +226,7 @@ class Mol2:
                 section = sections.setdefault(key, [])
             else:
                 section.append(line)
-        # Its name may be blank.
+        # The name may be blank.
         head = self.text.split("\n")[2:3]
         counts = head[0].split() if head else []
         atoms = sections.get("ATOM", [])
@@ -235,7 +237,7 @@ class Mol2:
         if not counts:
             refuse(name, lines[:1], "the number of atoms does not stand two lines below")
         text = "\n".join(self._typed(lines, atoms, name, notes))
-        # Of bonds that RDKit finds no structure for, positions and elements are still right.
+        # Even if RDKit cannot interpret the bonds, positions and elements are right.
         mol = Chem.MolFromMol2Block(text, removeHs=False) or Chem.MolFromMol2Block(
             text, sanitize=False, removeHs=False
         )
@@ -253,7 +255,7 @@ class Mol2:
         return mol
 
     def _typed(self, lines: Sequence[Line], atoms: Sequence[Line], name: str, notes: Notes) -> Iterator[str]:
-        """The lines with types that RDKit reads."""
+        """Yield the lines with types that RDKit reads."""
         types = {}
         for row in atoms:
             if len(row.words) <= _TYPE:
@@ -280,10 +282,10 @@ class Mol2:
 
 
 def mol2_blocks(text: str, where: str) -> Iterator[Mol2]:
-    """Every molecule of a mol2 file.
+    """Yield every molecule of a mol2 file.
 
     Raises:
-        InputError: something stands before the first.
+        InputError: there is text before the first.
     """
     starts = [found.start() for found in _MOL2.finditer(text)]
     if before := numbered(text[: starts[0] if starts else None].split("\n"), "#"):

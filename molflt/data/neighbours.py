@@ -1,4 +1,4 @@
-"""Neighbour lists in the vocabulary's convention, and atoms that are closer than any two atoms are."""
+"""Neighbour lists in the vocabulary's convention, and checks for overlapping atoms."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from molflt.data.quality.extents import SHORTEST, check_extents, check_pairs, he
 from molflt.errors import InputError
 
 _MOST_CELLS = 50_000.0
-"""Of the usual search's grid. Beyond twice that it merges cells, and divides by zero where one direction has few."""
+"""Most cells of the search's grid. Beyond twice that it merges cells, and may divide by zero in a thin grid."""
 _EXACT = "donot_use_mm_for_euclid_dist"
-"""torch.cdist loses small distances where it multiplies matrices."""
+"""torch.cdist loses accuracy at small distances when it multiplies matrices."""
 
 
 def neighbour_list(
     positions: ArrayLike | Tensor, cell: ArrayLike | Tensor, pbc: ArrayLike | Tensor, cutoff: float
 ) -> tuple[Tensor, Tensor]:
-    """Every ordered pair of atoms, images included, closer than a cutoff.
+    """Find every ordered pair of atoms, images included, closer than a cutoff.
 
     An atom is not its own neighbour, but its periodic images are. Lattice vectors along directions that are not
-    periodic play no part. The order is fixed: by receiver, sender, translation.
+    periodic are ignored. The order is fixed: by receiver, sender, translation.
 
     Args:
         positions: (n_atoms, 3), Å, anywhere in space.
@@ -60,13 +60,15 @@ def neighbour_list(
         raise InputError(f"atoms {i} and {j} coincide (distance {distances[first]:.1e} Å); remove one of them")
     edge_index, shifts = pairs.T.astype(np.int64, order="C"), shifts.astype(np.int64)
     order = _order(edge_index, shifts, len(points))
-    # There are many edges, and translations by small numbers.
+    # Small integers save memory: there are many edges, and their translations are small.
     offsets = shifts.astype(np.int32).take(order, axis=0)
     return torch.from_numpy(edge_index.take(order, axis=1)), torch.from_numpy(offsets)
 
 
 def near_pairs(data: Data, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of :func:`neighbour_list` in any order, (n_pairs, 2), and their distances, (n_pairs,) Å.
+    """Find pairs as in :func:`neighbour_list`, (n_pairs, 2), in any order.
+
+    Their distances, (n_pairs,) Å, are returned as well.
 
     Raises:
         InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
@@ -78,15 +80,15 @@ def near_pairs(data: Data, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
 def search(
     points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray, cutoff: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs (n_pairs, 2) closer than a cutoff, their shifts (n_pairs, 3) and distances (n_pairs,) Å, in any order.
+    """Find pairs (n_pairs, 2) closer than a cutoff, their shifts (n_pairs, 3) and distances.
 
-    Shifts along directions that are not periodic mean nothing.
+    The order is arbitrary, and so are shifts along directions that are not periodic. Distances are (n_pairs,) Å.
 
     Raises:
         InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
     """
     check_extents(points, lattice, periodic)
-    # far from the origin, digits that the distances need would be lost
+    # far from the origin, the distances would lose digits
     points = points - points.mean(axis=0)
     box = _bounding_box(points, lattice, periodic, cutoff)
     check_pairs(points, box, periodic, cutoff)
@@ -95,12 +97,12 @@ def search(
     # one thread: DataLoader workers already use the cores
     search = NeighborList(cutoff=cutoff, full_list=True, n_threads=1)
     pairs, shifts, distances = search.compute(points, box, True, "PSd")
-    # Unsigned, they do not fit into what counts them.
+    # The search returns unsigned indices.
     return pairs.astype(np.int64), shifts, distances
 
 
 def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Search in a box that is nearly empty, without laying a grid through it.
+    """Search in a nearly empty box without a grid.
 
     Args:
         points: (n_atoms, 3), Å.
@@ -114,7 +116,7 @@ def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple
     base = np.floor(fractions)
     home = fractions - base
     reach = cutoff / heights(box)
-    # all images that come within the cutoff of the cell, one direction after the other
+    # all images within the cutoff of the cell, one direction after the other
     images, atoms, shifts = home, np.arange(len(points)), np.zeros((len(points), 3))
     for k in range(3):
         most = int(np.ceil(reach[k]))
@@ -132,13 +134,13 @@ def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple
 
 
 def _order(edge_index: np.ndarray, shifts: np.ndarray, n_atoms: int) -> np.ndarray:
-    """(n_edges,) int64: the order of edges (2, n_edges) by receiver, sender and translation (n_edges, 3)."""
+    """(n_edges,) int64: order of edges (2, n_edges) by receiver, sender and translation."""
     reach = int(np.abs(shifts).max(initial=0))
     width = 2 * reach + 1
     i, j, a, b, c = *edge_index, *shifts.T
     if n_atoms**2 * width**3 >= 1 << 62:
         return np.lexsort((c, b, a, j, i))
-    # one number an edge is sorted far faster than five; no two are the same, so any sort gives the same order
+    # one number an edge is sorted far faster than five; all are different, so any sort gives the same order
     numbers = i * n_atoms + j
     for shift in (a, b, c):
         numbers = numbers * width + (shift + reach)
@@ -188,11 +190,11 @@ def _all_pairs(positions: Tensor) -> Tensor:
 
 
 def _bounding_box(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray, cutoff: float) -> np.ndarray:
-    """A box, periodic in all directions, with the neighbours of the given one.
+    """Build a box, periodic in all directions, with the neighbours of the given one.
 
     Along a direction that is not periodic the lattice vector (perhaps zero, perhaps shorter than the
     structure) is replaced by one at right angles to the periodic vectors, and long enough that no image of
-    an atom along it comes within the cutoff. One search then serves every kind of boundary.
+    an atom along it comes within the cutoff. One search then handles every kind of boundary.
     """
     normals = open_directions(lattice, periodic)
     box = lattice.copy()
@@ -203,14 +205,14 @@ def _bounding_box(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray,
 
 
 _FEW = 256
-"""Atoms up to which to measure all distances is faster than a neighbour search."""
+"""Most atoms for which all distances are faster than a neighbour search."""
 _LATER, _EARLIER = np.tril_indices(_FEW, -1)
 """All pairs of so many atoms; those of the first n come first."""
 _REMEDY = "remove one of them, or check the unit of the positions and the cell"
 
 
 def check_geometry(structure: Data | Mapping[str, Tensor], where: str) -> None:
-    """Check the positions and the cell of a structure, by its fields, whoever made it; ``where`` is for messages.
+    """Check positions and cell of a structure, by its fields; ``where`` is for messages.
 
     Raises:
         InputError: from :func:`check_contacts`.
@@ -231,26 +233,26 @@ def check_contacts(
     called: Callable[[int], str] | None = None,
     remedy: str = _REMEDY,
 ) -> None:
-    """Refuse two atoms, images included, that are closer than half the sum of their covalent radii.
+    """Refuse two atoms, images included, closer than half the sum of their covalent radii.
 
     Args:
         points: (n_atoms, 3), Å.
         lattice: (3, 3), Å, lattice vectors as rows.
         periodic: (3,), bool.
         numbers: (n_atoms,), atomic numbers.
-        called: what the message calls an atom, by its index; None: by index and element.
-        remedy: what to do.
+        called: name of an atom in the message, by its index; None: its index and element.
+        remedy: advice for the message.
 
     Raises:
-        InputError: as :func:`molflt.data.quality.extents.check_extents`, or two such atoms: those for which it is
-            worst are named, with what to do.
+        InputError: as :func:`molflt.data.quality.extents.check_extents`, or there are such atoms: the worst pair is
+            named, with the remedy.
     """
     inverse = check_extents(points, lattice, periodic)
     n, radii = len(points), covalent_radii[numbers]
     largest = float(radii.max(initial=0.0))
     reach = largest * np.sqrt((inverse * inverse).sum(axis=0))
     if n <= _FEW and reach[periodic].max(initial=0.0) < 0.5:
-        # no period is so short that several images of an atom can be near another: the nearest by fractions is it
+        # no period is so short that several images of an atom can be near another: the nearest by fractions suffices
         n_pairs = n * (n - 1) // 2
         i, j = _EARLIER[:n_pairs], _LATER[:n_pairs]
         fractions = (points @ inverse).T.copy()

@@ -1,4 +1,4 @@
-"""One way in for everything a user may name: paths of every kind, patterns, SMILES, standard input, objects."""
+"""Reading of all kinds of inputs: paths, patterns, SMILES, standard input, objects."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ STANDARD_INPUT = "-"
 
 
 def open_dataset(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> StructureDataset:
-    """Open whatever a path holds.
+    """Open any supported path.
 
     Args:
         path: an LMDB or aselmdb file or folder (of shards), a file ASE reads, SDF, MOL or mol2, SMILES or InChI
             (.smi, or .csv or .tsv with a column ``smiles`` or ``inchi``), all of text also compressed, or a folder of
             structures (in the order of their names) and VASP runs; ``-``: standard input, (extended) xyz or lines of
-            SMILES. What is left out of a folder is said in an ``InputWarning``.
-        options: how tags, labels, ions and molecules without positions are read, and what a bad structure does.
+            SMILES. Files of a folder that are ignored are named in an ``InputWarning``.
+        options: for tags, labels, ions and molecules without positions, and the treatment of bad structures.
 
     Raises:
-        InputError: nothing there, a kind of file that is not read, or damaged content.
+        InputError: nothing there, an unsupported kind of file, or damaged content.
     """
     if os.fspath(path) == STANDARD_INPUT:
         return _read_standard_input(options)
@@ -74,7 +74,7 @@ def _open_folder(folder: Path, options: ReadOptions) -> StructureDataset:
     used = files_of(calculations)
     files = [path for path in children if path.is_file() and is_molecules(path) and path not in used]
     if calculations:
-        # A table says what the calculations gave, and the files of a run are one calculation.
+        # A table holds results of the calculations, and the files of a run are one calculation.
         tables = [path for path in files if bare_suffix(path) in TABLES]
         files = [path for path in files if path not in tables and not of_run(path)]
         used |= {*tables}
@@ -95,18 +95,18 @@ def _open_folder(folder: Path, options: ReadOptions) -> StructureDataset:
 
 
 def paths_behind(text: str) -> list[str]:
-    """The path itself where there is something, else what it finds as a glob pattern; nothing for a SMILES."""
+    """Return the path if it exists, else the matches of a glob pattern; nothing for a SMILES."""
     return [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
 
 
 def resolve_inputs(inputs: Sequence[str], options: ReadOptions = DEFAULT) -> StructureDataset:
-    """Structures of several inputs: paths, glob patterns, SMILES and ``-`` for standard input, in any mixture.
+    """Read several inputs: paths, glob patterns, SMILES and ``-`` for standard input, mixed.
 
-    What exists as a path is a path. Other arguments are those of :func:`open_dataset`.
+    An existing path takes precedence. Other arguments are those of :func:`open_dataset`.
 
     Returns:
         All structures in the order of the inputs, but pairs first, named ``PATH#INDEX`` or by their SMILES; records
-        that carry a name of their own keep it.
+        with a name of their own keep it.
 
     Raises:
         InputError: no inputs, or an input that is neither a path, a pattern with matches nor a SMILES.
@@ -152,7 +152,7 @@ _Item = TypeVar("_Item")
 
 
 def _all(items: Sequence[_Item], opened: Callable[[_Item], StructureDataset], where: str) -> list[StructureDataset]:
-    """Open every one, and refuse all of those that cannot be opened at once."""
+    """Open every item, and refuse all of those that cannot be opened at once."""
     found: list[StructureDataset] = []
     bad: dict[int, InputError] = {}
     for place, item in enumerate(items):
@@ -163,14 +163,14 @@ def _all(items: Sequence[_Item], opened: Callable[[_Item], StructureDataset], wh
 
 
 def structures_of(entry: Any, name: str, options: ReadOptions = DEFAULT) -> StructureDataset:
-    """Structures of one entry of a list of mixed things; ``name`` is of what has no name of its own.
+    """Read one entry of a mixed list; ``name`` is for entries without a name.
 
-    An entry is ASE ``Atoms``; an RDKit ``Mol`` (without 3D conformers it gets hydrogens and some); a SMILES, a path
-    or a glob pattern; a structure under the vocabulary; or a data set of them. Paths and data sets may hold several
-    structures. Other arguments are those of :func:`open_dataset`.
+    An entry is ASE ``Atoms``; an RDKit ``Mol`` (without 3D conformers it gets hydrogens and conformers); a SMILES, a
+    path or a glob pattern; a structure under the vocabulary; or a data set of them. Paths and data sets may hold
+    several structures. Other arguments are those of :func:`open_dataset`.
 
     Raises:
-        InputError: nothing that molflt reads, or it cannot be read.
+        InputError: the entry is of an unsupported kind, or it cannot be read.
     """
     if isinstance(entry, str | os.PathLike):
         return resolve_inputs([os.fspath(entry)], options)
@@ -189,7 +189,7 @@ def structures_of(entry: Any, name: str, options: ReadOptions = DEFAULT) -> Stru
 
 
 def _checked(data: Data, name: str, options: ReadOptions) -> Data:
-    """A copy with the fields of the vocabulary only, and with a name."""
+    """Copy a structure with the fields of the vocabulary only, and with a name."""
     fields = {key: data[key] for key in data.keys() if key in vocabulary.FIELDS}  # noqa: SIM118 (Data is no dict)
     for key in ("edge_index", "cell_offsets"):
         fields.pop(key, None)

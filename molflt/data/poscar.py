@@ -1,4 +1,4 @@
-"""Structures from POSCAR and CONTCAR, of which every line is accounted for."""
+"""Structures from POSCAR and CONTCAR, with a check of every line."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _WORD = re.compile(r"([A-Z][a-z]?)(\d*)")
 
 
 def poscar_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """The structure of a POSCAR or CONTCAR, with its velocities and constraints.
+    """Yield the structure of a POSCAR or CONTCAR, with its velocities and constraints.
 
     Raises:
-        InputError: a line that is not what should stand there, or lines behind the structure: more atoms than are
-            announced, or a second structure.
+        InputError: an unexpected line, or lines after the structure: more atoms than announced, or a second
+            structure.
     """
     yield _Poscar(stream.read().split("\n"), where, notes).atoms()
 
 
 class _Poscar:
-    """The lines of a POSCAR, and which of them are what."""
+    """Parser of the lines of a POSCAR."""
 
     def __init__(self, lines: Sequence[str], where: str, notes: Notes) -> None:
         self._lines, self._where, self._notes = [*lines], where, notes
@@ -44,7 +44,7 @@ class _Poscar:
             self._refuse("expected the scale of the cell: one number, or three that are positive")
         cell = np.array([self._numbers("a lattice vector", 3) for _ in range(3)])
         if scale[0] < 0:
-            # It is the volume.
+            # A negative scale is the volume.
             if (volume := abs(float(np.linalg.det(cell)))) == 0:
                 self._refuse("the lattice vectors span no volume")
             scale = np.cbrt(-scale / volume)
@@ -93,7 +93,7 @@ class _Poscar:
         line = self._next("the symbols of the elements")
         symbols = None
         if not line.split()[:1] or not line.split()[0].isdigit():
-            # POTCAR's names, as VASP writes them: Na_pv/6a2f546d
+            # Names as in POTCAR, as VASP writes them: Na_pv/6a2f546d
             words = [word.split("/")[0].split("_")[0] for word in line.split("!")[0].split()]
             symbols = [hydrogen_of(word, self._notes) for word in words]
             if unknown := [word for word in symbols if word not in atomic_numbers]:
@@ -133,7 +133,7 @@ class _Poscar:
         return symbols, counts
 
     def _flags(self, order: Sequence[str], selective: bool) -> np.ndarray:
-        """(n, 3) bool: what is fixed by the flags behind the positions that were read last; and a check of labels."""
+        """Check labels, and return (n, 3) bool: the components fixed by the flags just read."""
         fixed = np.zeros((len(order), 3), dtype=bool)
         first = self._at - len(order)
         for k, symbol in enumerate(order):
@@ -155,9 +155,9 @@ class _Poscar:
         return fixed
 
     def _velocities(self, n: int) -> list[list[float]]:
-        """Velocities in Å/fs, where there are any.
+        """Read velocities in Å/fs, if there are any.
 
-        Behind the positions may stand lattice velocities, velocities, and where molecular dynamics was interrupted.
+        After the positions there may be lattice velocities, velocities, and the state of an interrupted MD run.
         """
         if self._peek()[:1].lower() == "l":
             self._next("lattice velocities")
@@ -184,7 +184,7 @@ class _Poscar:
         return found
 
     def _predictor(self, n: int) -> None:
-        """Pass over VASP's predictor-corrector block: a flag, a time step, a thermostat, and three lines an atom."""
+        """Skip VASP's predictor-corrector block: flag, time step, thermostat, 3 lines an atom."""
         for what in ("the flag of a predictor-corrector block, or the end of the file", "a time step"):
             self._numbers(what, 1, more=False)
         self._numbers("the state of a thermostat", 1)

@@ -24,20 +24,20 @@ from molflt.terminal_text import printable
 
 T = TypeVar("T")
 _PATIENCE = 2.0
-"""Seconds before a bar appears: what ends sooner needs none."""
+"""Seconds before a bar appears; shorter work needs none."""
 _INTERVAL = 30.0
-"""Seconds between lines where there is no terminal to draw a bar on."""
+"""Seconds between lines if there is no terminal to draw a bar on."""
 _shown = True
 
 
 def set_shown(shown: bool) -> None:
-    """Show bars in this process, or none at all."""
+    """Show or hide bars in this process."""
     global _shown
     _shown = shown
 
 
 def visible() -> bool:
-    """True if standard error is interactive, a terminal or a notebook, and bars are wanted."""
+    """True if standard error is interactive, a terminal or a notebook, and bars are enabled."""
     return _shown and (sys.stderr.isatty() or _in_notebook())
 
 
@@ -46,9 +46,9 @@ def _in_notebook() -> bool:
 
 
 def console() -> Console:
-    """Console on standard error, where bars are drawn.
+    """Return the console on standard error for bars.
 
-    A notebook shows it like a terminal, in which a line can be written over. What rich would draw there instead needs
+    A notebook is treated like a terminal, in which a line can be overwritten. rich's own display for notebooks needs
     widgets, and stays among the results.
     """
     notebook = _in_notebook()
@@ -64,16 +64,16 @@ def console() -> Console:
 
 
 class _Bar:
-    """A bar that appears once the work has taken a while."""
+    """Bar that appears once the work has taken a while."""
 
     def __init__(
         self, label: str, total: int | None, done: int, columns: Iterable[ProgressColumn], clock: Callable[[], float]
     ) -> None:
         self.console = console()
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeRemainingColumn())
-        # where a bar cannot be redrawn, its last state is printed once
+        # if a bar cannot be redrawn, its last state is printed once
         self._progress = Progress(*columns, console=self.console, transient=self.console.is_terminal)
-        # a column makes text of it past the console
+        # columns render their text without the console
         self._task = self._progress.add_task(printable(label), total=total, completed=done)
         self._clock, self._started = clock, clock()
 
@@ -83,7 +83,7 @@ class _Bar:
             self._progress.start()
 
     def stop(self) -> None:
-        # stopped without having begun, it would print an empty line
+        # stopped before it started, it would print an empty line
         if self._progress.live.is_started:
             self._progress.stop()
 
@@ -94,10 +94,10 @@ def track(
     """Yield the items, with a bar on standard error once they take over two seconds.
 
     Args:
-        items: what to go through.
-        label: what is being done.
-        total: how many there are in all, those done before included; unknown when None.
-        done: how many were done before this run.
+        items: the items.
+        label: description of the work.
+        total: number of all items, those done before included; unknown if None.
+        done: number of items done before this run.
         enabled: None shows the bar on a terminal only, unless ``set_shown(False)``.
     """
     if not (visible() if enabled is None else enabled):
@@ -113,7 +113,7 @@ def track(
 
 
 class ByteMeter:
-    """A bar on a terminal, a line every half minute elsewhere, over ``total`` bytes, unknown when None."""
+    """Bar on a terminal, else a line every half minute, over ``total`` bytes, if known."""
 
     def __init__(
         self,
@@ -135,10 +135,10 @@ class ByteMeter:
             self._bar.stop()
 
     def reach(self, n_bytes: int, total: int | None = None) -> None:
-        """Show that so many bytes are done, of ``total`` when that has become known."""
+        """Report that so many bytes are done, of ``total`` if that has become known."""
         self._total = total or self._total
         if self._terminal:
-            # The bar begins where the first report stands, so that the speed leaves out what was there before.
+            # The bar starts at the first report, so that its speed excludes bytes that were there before.
             if self._bar is None:
                 columns = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
                 self._bar = _Bar(self._label, self._total, n_bytes, columns, self._clock)
@@ -154,17 +154,17 @@ class ByteMeter:
 
 
 class MeteredFile(io.RawIOBase):
-    """A file opened for reading that reports to a meter how far it has been read."""
+    """File opened for reading that reports its position to a meter."""
 
     def __init__(self, handle: IO[bytes], meter: ByteMeter) -> None:
         self._handle, self._meter, self._done = handle, meter, 0
 
     def readable(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As :meth:`io.RawIOBase.readinto`."""
+        """Read as :meth:`io.RawIOBase.readinto`, and report."""
         n_bytes: int = self._handle.readinto(buffer)  # type: ignore[attr-defined]
         self._done += n_bytes
         self._meter.reach(self._done)
@@ -172,7 +172,7 @@ class MeteredFile(io.RawIOBase):
 
 
 def size_text(n_bytes: int) -> str:
-    """A number of bytes for people: ``8.1 GiB``."""
+    """Format a number of bytes for people: ``8.1 GiB``."""
     value, unit = float(n_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

@@ -28,26 +28,26 @@ from molflt.terminal_text import printable
 _TIME = re.compile(r"^\[\d\d:\d\d:\d\d\] ?")
 _SAYS_NOTHING = re.compile(r"(ERROR|WARNING):\s*$|.*Violation$")
 _MAX_ATOMS = 2000
-"""With hydrogens; the time of an embedding grows with their square or cube."""
+"""Most atoms, with hydrogens; the time of an embedding grows with their square or cube."""
 _SAME = 0.02
-"""Å by which the sorted distances of two conformers that count as one differ at most."""
+"""Å: largest difference in the sorted distances of two conformers that count as one."""
 
 
 def from_smiles(smiles: str, name: str | None = None, seed: int = 0, options: ReadOptions = DEFAULT) -> Data:
-    """Build a molecule: hydrogens added, conformers by ETKDGv3, then MMFF94 (UFF where MMFF has no parameters).
+    """Build a molecule with hydrogens and conformers by ETKDGv3, then MMFF94 or else UFF.
 
     However a molecule is written, and whichever of its two mirror images it is, its conformers have the same
-    distances: they are made of a canonical graph. A force-field geometry is a starting point: bonds of small linear
+    distances: they are made from a canonical graph. A force-field geometry is a starting point: bonds of small linear
     molecules can be wrong by 0.2 Å.
 
     Args:
-        smiles: the molecule, or its InChI; the parts of one that is not connected are laid side by side.
+        smiles: the molecule, or its InChI; unconnected parts are placed side by side.
         name: kept as ``data.name``; the SMILES by default.
         seed: of the conformers; the same seed gives the same positions.
-        options: the number of conformers, and whether ions and radicals are taken.
+        options: the number of conformers, and whether ions and radicals are accepted.
 
     Returns:
-        A structure without a cell, tags 0, in the conformer with the lowest force-field energy; where there are
+        A structure without a cell, tags 0, in the conformer with the lowest force-field energy; if there are
         several, all are in ``conformers``.
 
     Raises:
@@ -58,7 +58,7 @@ def from_smiles(smiles: str, name: str | None = None, seed: int = 0, options: Re
 
 
 def check_text(text: str) -> Chem.Mol | None:
-    """The graph of a molecule that is given by itself, not in a file; None for a ``molecule:NAME``.
+    """Return the graph of a molecule given by itself, not in a file; None for ``molecule:NAME``.
 
     Raises:
         InputError: neither a SMILES or InChI nor a molecule of ASE's g2 set.
@@ -75,9 +75,9 @@ def check_text(text: str) -> Chem.Mol | None:
 
 
 def from_text(text: str, options: ReadOptions = DEFAULT) -> Data:
-    """Build a molecule that is given by itself: a SMILES or InChI, also as ``smiles:TEXT``, or ``molecule:NAME``.
+    """Build a molecule given as SMILES or InChI, ``smiles:TEXT`` or ``molecule:NAME``.
 
-    Names are those of ASE's g2 set, whose geometry is taken.
+    Names are those of ASE's g2 set, with its geometry.
 
     Raises:
         InputError: as :func:`from_smiles`, or a SMILES that reads as the formula of another molecule.
@@ -93,7 +93,7 @@ def from_text(text: str, options: ReadOptions = DEFAULT) -> Data:
 
 
 def from_any_mol(mol: Chem.Mol, name: str, options: ReadOptions = DEFAULT) -> Data:
-    """As ``from_mol``, but a molecule without a 3D conformer gets hydrogens and some as in ``from_smiles``."""
+    """Convert an RDKit molecule; one without a 3D conformer is embedded as in ``from_smiles``."""
     if mol.GetNumConformers() and (mol.GetConformer().Is3D() or mol.GetNumAtoms() == 1):
         return from_mol(mol, name, options=options)
     graph = Chem.Mol(mol)
@@ -112,7 +112,7 @@ def from_mol(mol: Chem.Mol, name: str, options: ReadOptions = DEFAULT) -> Data:
     """Turn an RDKit molecule with 3D conformers and explicit hydrogens into a structure.
 
     Of several conformers the first gives the positions, and all are in ``conformers``. Properties ``energy``,
-    ``y_init`` and ``y_relaxed`` (eV) become labels, or those that ``options.labels`` names.
+    ``y_init`` and ``y_relaxed`` (eV) become labels, or those named by ``options.labels``.
 
     Raises:
         InputError: no atoms, no conformer, a flat drawing, hydrogens that are not explicit, a charge or an open
@@ -124,7 +124,7 @@ def from_mol(mol: Chem.Mol, name: str, options: ReadOptions = DEFAULT) -> Data:
         raise InputError(f"{name}: the molecule has no positions; embed it first, or give its SMILES")
     if not mol.GetConformer().Is3D() and mol.GetNumAtoms() > 1:
         raise InputError(f"{name}: the positions are a flat drawing, not a 3D geometry; give the SMILES instead")
-    # before sanitisation RDKit has not counted them
+    # RDKit counts them at sanitisation only
     mol.UpdatePropertyCache(strict=False)
     _refuse_state(mol, name, options)
     if missing := sum(atom.GetTotalNumHs() for atom in mol.GetAtoms()):
@@ -150,11 +150,11 @@ def from_mol(mol: Chem.Mol, name: str, options: ReadOptions = DEFAULT) -> Data:
             f"{name}: a property is no text in UTF-8 ({error.reason}); write the file in UTF-8"
         ) from error
     except RuntimeError as error:
-        # RDKit keeps notes of its own among the properties, and finds text there.
+        # RDKit stores its own data among the properties, and finds text there.
         raise InputError(
             f"{name}: a property has a name that RDKit keeps for itself, such as __computedProps; rename it"
         ) from error
-    # As in the columns of a table, names may be written in any case.
+    # As in the columns of a table, names match in any case.
     found = {key.lower(): value for key, value in stored.items()} | stored
     for label in ENERGIES:
         if label in found:
@@ -164,7 +164,7 @@ def from_mol(mol: Chem.Mol, name: str, options: ReadOptions = DEFAULT) -> Data:
 
 
 def named(where: str, own: str) -> str:
-    """File and record, with the record's own name."""
+    """Combine file and record with the record's own name."""
     return printable(f"{where} ({own})") if own else where
 
 
@@ -172,7 +172,7 @@ def read_smiles_file(path: str | os.PathLike[str], options: ReadOptions = DEFAUL
     """Read a list or a table of SMILES or InChI, see :func:`molflt.data.tables.read_rows`.
 
     Columns ``energy``, ``y_init`` and ``y_relaxed`` of a CSV (eV) become labels, or those of ``options``.
-    Structures are named ``PATH#INDEX (NAME)``, after their SMILES where they have no name.
+    Structures are named ``PATH#INDEX (NAME)``, after their SMILES if they have no name.
 
     Raises:
         InputError: no such file, no such column, no molecules, or a line that is not a SMILES.
@@ -191,7 +191,7 @@ def read_smiles_file(path: str | os.PathLike[str], options: ReadOptions = DEFAUL
             mols[index] = parse_smiles(row.molecule, name)
             _refuse_state(mols[index], name, options)
     if options.on_bad == "stop":
-        # Before the time that conformers take.
+        # Before the conformers, which take time.
         refuse(bad, len(rows), str(file))
     for index, mol in track(mols.items(), f"conformers of {file.name}", total=len(mols)):
         name, row = f"{file}#{index}", rows[index]
@@ -205,7 +205,7 @@ def read_smiles_file(path: str | os.PathLike[str], options: ReadOptions = DEFAUL
 
 
 def parse_smiles(smiles: str, name: str) -> Chem.Mol:
-    """A molecule as a graph from its SMILES or InChI, without positions; ``name`` is for messages.
+    """Parse a SMILES or InChI as a graph without positions; ``name`` is for messages.
 
     Raises:
         InputError: neither, or no atoms.
@@ -215,7 +215,7 @@ def parse_smiles(smiles: str, name: str) -> Chem.Mol:
         try:
             mol = (Chem.MolFromInchi if kind == "InChI" else Chem.MolFromSmiles)(smiles)
         except UnicodeEncodeError:
-            # half of a surrogate pair, as Python makes of file names that are no text
+            # half of a surrogate pair, as in Python's form of file names with invalid text
             mol = None
         messages = said()
     if mol is None:
@@ -235,7 +235,7 @@ def _refuse_state(mol: Chem.Mol, name: str, options: ReadOptions) -> None:
 
 
 def _made(mol: Chem.Mol, name: str, options: ReadOptions, seed: int = 0) -> Data:
-    """The structure of a sanitised graph, with conformers made here."""
+    """Build the structure of a sanitised graph, with new conformers."""
     _refuse_state(mol, name, options)
     mol = Chem.AddHs(mol)
     if mol.GetNumAtoms() > _MAX_ATOMS:
@@ -278,7 +278,7 @@ def _made(mol: Chem.Mol, name: str, options: ReadOptions, seed: int = 0) -> Data
 
 
 def meant(message: str) -> str:
-    """The first line of a message of RDKit's that says something, and where in a SMILES it is; not its C++ stack."""
+    """Extract the first informative line of an RDKit message, and the place in a SMILES."""
     # "[12:00:00] text", one per line; a broken assertion begins with stars
     lines = [_TIME.sub("", line).strip() for line in message.split("\n")]
     first = next((line for line in lines if line.strip("*-~^ ") and not _SAYS_NOTHING.match(line)), "")
@@ -287,21 +287,21 @@ def meant(message: str) -> str:
 
 
 def _said(log: object) -> str:
-    """Messages of RDKit so far, in a line."""
+    """Return RDKit's messages so far, in a line."""
     try:
         return meant(str(getattr(log, "messages", "") or ""))
     except UnicodeDecodeError:
-        # RDKit quotes the offending line, whatever its bytes are.
+        # RDKit quotes the offending line, even if its bytes are invalid text.
         return "the file holds bytes that are no text"
 
 
 _LOG = threading.RLock()
-"""RDKit has one log for all threads: it is redirected, written to and given back by one of them at a time."""
+"""RDKit has one log for all threads, so only one at a time may redirect, write and restore it."""
 
 
 @contextmanager
 def captured() -> Iterator[Callable[[], str]]:
-    """Keep RDKit from writing to standard error. All of its functions that may have something to say run in here."""
+    """Keep RDKit from writing to standard error; all of its functions that log run in here."""
     # older RDKit has no capture: then errors come without its reasons
     with _LOG, rdBase.BlockLogs(), getattr(rdBase, "CaptureErrorLog", nullcontext)() as log:
         yield lambda: _said(log)

@@ -1,4 +1,4 @@
-"""Options of reading: tags, labels, electronic states that are taken, conformers, and what a bad structure does."""
+"""Options of reading: tags, labels, charges and spins, conformers, and bad structures."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ KNOWN_VALUES: dict[str, tuple[float, ...]] = {
     "multiplicity": (1,),
     "spin_multiplicity": (1,),
 }
-"""What files say of a structure's state, in any case of letters, and the values of neutral closed shells."""
+"""Names for charge and spin in files, in any case, and their values in neutral closed shells."""
 CHARGES = ("charge", "total_charge", "net_charge")
-"""Those of them that models with charges read."""
+"""Names of charges among them, for models with charges."""
 MOST_CHARGE = 100
-"""Elementary charges that a structure may have."""
+"""Largest charge of a structure, in e."""
 _ROUNDING = 0.05
-"""Elementary charges by which written partial charges of a neutral structure may miss zero in sum, and Bohr magnetons
-that are none."""
+"""Largest rounding error of the sum of a neutral structure's partial charges, e, and of vanishing magnetic
+moments, Bohr magnetons."""
 _NO_METALS = frozenset((1, 2, *range(5, 11), *range(14, 19), *range(32, 37), 52, 53, 54, 85, 86))
-"""Elements of which a molecule with an odd number of electrons is a radical or an ion."""
+"""Elements whose molecules with an odd number of electrons are radicals or ions."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class ReadOptions:
     """Options of reading structures.
 
     Attributes:
-        allow_charged: take ions and open shells, which models know nothing of, as if they were neutral and closed.
-        conformers: how many are made of a molecule that comes without positions; large ones get fewer.
-        charges: read the total charge, for models with charges; ions are taken then, and open shells are not.
-        slabs: with charges, take what repeats along one or two axes: for a file, which any model may read.
-        pairs: read files or folders that are called initial and relaxed as a relaxation, as is done as well where
-            ``labels`` are energies of relaxed geometries.
-        accept_unconverged: read calculations that are not converged or were cut short as well.
-        may_allow: whether whoever reads can ask for ``allow_charged``, for the message.
-        tags: how to understand the tags of files read through ASE, see :func:`molflt.data.ase.from_atoms`.
-        labels: which label to read and its unit; None: those of the vocabulary's names, in eV and eV/Å.
-        on_bad: ``stop`` refuses a file with a structure that cannot be used; with ``skip`` it has its place, and what
-            is wrong with it is raised when it is asked for.
+        allow_charged: accept ions and open shells, which models cannot represent, as if neutral and closed-shell.
+        conformers: number to make of a molecule without positions; large ones get fewer.
+        charges: read the total charge, for models with charges; ions are accepted then, and open shells are not.
+        slabs: with ``charges``, accept one or two periodic axes: for a file, which any model may read.
+        pairs: read initial and relaxed files or folders as relaxations, as is done as well if ``labels`` are energies
+            of relaxed geometries.
+        accept_unconverged: also read calculations that are not converged or incomplete.
+        may_allow: whether the user can ask for ``allow_charged``, for the message.
+        tags: convention for the tags of files read through ASE, see :func:`molflt.data.ase.from_atoms`.
+        labels: name and unit of the label; None: the vocabulary's names, in eV and eV/Å.
+        on_bad: ``stop`` refuses a file with a structure that cannot be used; with ``skip`` it keeps its index, and
+            the error is raised on access.
 
     Raises:
         InputError: no conformers.
@@ -80,14 +80,14 @@ class ReadOptions:
 
     @property
     def makes_pairs(self) -> bool:
-        """True if an initial and a relaxed geometry are one structure: on demand, or where labels need both."""
+        """True if an initial and a relaxed geometry make one structure: on demand or for the labels."""
         return self.pairs or self.of_relaxation
 
     def refuse_state(self, name: str, charge: float = 0.0, unpaired: int = 0) -> None:
-        """Refuse an ion, by the charge of the whole structure in e, or an open shell, by unpaired electrons.
+        """Refuse an ion, by the total charge in e, or an open shell, by unpaired electrons.
 
         Raises:
-            InputError: it is one, and ``allow_charged`` is False.
+            InputError: the structure is one, and ``allow_charged`` is False.
         """
         if not self.charges and (abs(charge) > _ROUNDING or charge != charge):
             self.refuse(name, f"has a net charge of {charge:+g}")
@@ -95,12 +95,12 @@ class ReadOptions:
             self.refuse(name, f"has {unpaired} unpaired electron{'s' * (unpaired > 1)}")
 
     def refuse_stated(self, name: str, entries: Mapping[Any, Any], called: str) -> None:
-        """Refuse what a file itself says to be an ion or an open shell.
+        """Refuse a structure that its file declares to be an ion or an open shell.
 
         Args:
             name: of the structure.
-            entries: of the file, by their names; None and empty text say nothing.
-            called: how the message calls an entry, with a place for its name.
+            entries: of the file, by their names; None and empty text are ignored.
+            called: form of an entry's name in the message, with a place for the name.
 
         Raises:
             InputError: one of :data:`KNOWN_VALUES` has another value, and ``allow_charged`` is False.
@@ -115,10 +115,12 @@ class ReadOptions:
                 self.refuse(name, f"{called.format(key)} is {stated} (neutral and closed-shell: {neutral})")
 
     def stated_charge(self, name: str, entries: Mapping[Any, Any], called: str, otherwise: float = 0.0) -> float:
-        """The total charge, in e: what the entries of a file say, see :meth:`refuse_stated`, or else ``otherwise``.
+        """Return the total charge, in e, from the entries of a file, or else ``otherwise``.
+
+        For the arguments see :meth:`refuse_stated`.
 
         Raises:
-            InputError: what is said is no whole number, or larger than :data:`MOST_CHARGE`.
+            InputError: the stated charge is not a whole number, or larger than :data:`MOST_CHARGE`.
         """
         found, what = otherwise, "the charge"
         for key, value in _said(entries):
@@ -129,7 +131,7 @@ class ReadOptions:
                 except (TypeError, ValueError, OverflowError):
                     found = float("nan")
                 break
-        # In this order, for infinity has no nearest whole number.
+        # In this order, because infinity has no nearest whole number.
         if not abs(found) <= MOST_CHARGE or abs(found - round(found)) > _ROUNDING:
             stated = f"{found:g}" if found == found else "no number"
             raise InputError(
@@ -139,10 +141,10 @@ class ReadOptions:
         return float(round(found))
 
     def refuse_slab(self, name: str, pbc: Sequence[bool] | np.ndarray) -> None:
-        """Refuse what repeats along one or two axes, for models with charges: there 1/r has no sum.
+        """Refuse one or two periodic axes for models with charges: the sum of 1/r diverges.
 
         Raises:
-            InputError: it does, ``charges`` is True and ``slabs`` is False.
+            InputError: the structure has these, ``charges`` is True and ``slabs`` is False.
         """
         if self.charges and not self.slabs and 0 < (n := int(np.sum(pbc))) < 3:
             raise InputError(
@@ -151,9 +153,10 @@ class ReadOptions:
             )
 
     def refuse_odd(self, name: str, atomic_numbers: Iterable[int], charge: float = 0.0) -> None:
-        """Refuse an isolated molecule without metals that cannot be closed-shell with its charge, in e.
+        """Refuse an isolated molecule without metals that cannot be closed-shell with its charge.
 
-        On a surface, an odd number of electrons means nothing. A free atom is taken: sets hold them for reference.
+        The charge is in e. On a surface, an odd number of electrons means nothing. A free atom is accepted: sets
+        contain them for reference.
 
         Raises:
             InputError: it has an odd number of electrons, and ``allow_charged`` is False.
@@ -165,8 +168,8 @@ class ReadOptions:
     def refuse_moments(self, name: str, moments: np.ndarray) -> None:
         """Refuse magnetic moments of an isolated structure.
 
-        Those of a periodic one are where a self-consistent calculation starts, as ASE's builders set them
-        (``bulk("Ni")``), not a state that a training set would not have.
+        Those of a periodic one are initial values of a self-consistent calculation, as set by ASE's builders
+        (``bulk("Ni")``), not a state missing from training sets.
 
         Raises:
             InputError: one is not zero, and ``allow_charged`` is False.
@@ -175,7 +178,7 @@ class ReadOptions:
             self.refuse(name, f"has magnetic moments, {float(np.sum(moments)):+g} μB in all: an open shell")
 
     def refuse(self, name: str, what: str) -> None:
-        """Refuse a structure for what is said of it, unless ``allow_charged``.
+        """Refuse a structure for the given reason, unless ``allow_charged``.
 
         Raises:
             InputError: it is refused.
@@ -200,7 +203,7 @@ DEFAULT = ReadOptions()
 
 
 def _said(entries: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Entries that say something: None and empty text do not."""
+    """Yield entries with content: neither None nor empty text."""
     for key, value in entries.items():
         if isinstance(key, str) and value is not None and not (isinstance(value, str) and not value.strip()):
             yield key, value

@@ -1,4 +1,4 @@
-"""OC20-layout records to ``Data`` under the vocabulary, and back."""
+"""Conversion of OC20-layout records to ``Data`` under the vocabulary, and back."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from molflt.terminal_text import printable
 ENERGIES = ("y_init", "y_relaxed", "energy")
 TEXTS = ("name", "adsorbate", "metal", "molecule", "group", "slice")
 OWN = ("pos_conformers", "remark", "info_json", "extra_json")
-"""Of molflt alone: (n_conformers, n_atoms, 3) positions, a doubt about the geometry, and what is carried along."""
+"""Fields of molflt alone: (n_conformers, n_atoms, 3) positions, a doubt about the geometry, further data."""
 RECORD_KEYS = frozenset(
     ("pos", "pos_relaxed", "cell", "pbc", "atomic_numbers", "tags", "fixed", "natoms", "sid", "forces", "force")
 ) | {*ENERGIES, *TEXTS, *OWN}
-"""What is read from a record; stored graphs are not. OC20's S2EF records have ``force``."""
+"""Fields to read; stored graphs are not read. OC20's S2EF records have ``force``."""
 STATES = frozenset(spelt for key in KNOWN_VALUES for spelt in (key, key.capitalize(), key.upper()))
-"""What is read besides: the charge, and what refuses ions and open shells."""
+"""Further fields to read: the charge, and signs of ions and open shells."""
 
 
 def to_data(record: Mapping[str, Any], where: str, options: ReadOptions = DEFAULT) -> Data:
     """Turn an OC20-layout record into a structure.
 
-    Stored edges are ignored: neighbour lists are built for the cutoff in use. Without ``pbc``, a lattice
-    vector that is not zero is periodic, as in OC20, which is periodic in all three directions. Missing
-    ``tags`` are 0, and refused with a relaxation; missing ``fixed`` is False. Relaxed positions may be stored in
-    another periodic image: ``positions_relaxed`` is the image nearest to ``positions``.
+    Stored edges are ignored: neighbour lists are built for the cutoff in use. Without ``pbc``, directions with a
+    nonzero lattice vector are periodic, as in OC20, where all three are. Missing ``tags`` are 0, and refused with a
+    relaxation; missing ``fixed`` is False. Relaxed positions may be stored in another periodic image:
+    ``positions_relaxed`` is the image nearest to ``positions``.
 
     Args:
         record: arrays, numbers and text by OC20 key (``RECORD_KEYS``); lengths in Å, energies in eV. Integer fields
             may be stored as floats, ``cell`` as (3, 3) or (1, 3, 3).
         where: file and record: the name of the structure when the record has none, and the start of messages.
-        options: of which count here ``labels``, whether ions and open shells are taken, and ``tags``, for a record
-            that has none: "layers" finds them, see :func:`molflt.data.slabs.tags_of_slab`, and "oc20" takes
-            zeros as they are.
+        options: used here are ``labels``, whether ions and open shells are accepted, and ``tags``, for a record
+            without any: "layers" finds them, see :func:`molflt.data.slabs.tags_of_slab`, and "oc20" takes zeros as
+            they are.
 
     Raises:
-        InputError: a field is missing, malformed or out of range, or says that the structure is charged or has an
+        InputError: a field is missing, malformed or out of range, or states that the structure is charged or has an
             open shell.
     """
     options.refuse_stated(where, record, "field {!r}")
@@ -125,11 +125,11 @@ def to_data(record: Mapping[str, Any], where: str, options: ReadOptions = DEFAUL
 def make_data(
     fields: Mapping[str, np.ndarray], name: str, where: str, texts: Mapping[str, str] | None = None
 ) -> Data:
-    """Make a checked structure from arrays that already bear the vocabulary's names and shapes.
+    """Make a checked structure from arrays with the vocabulary's names and shapes.
 
     Args:
         fields: arrays by name in the vocabulary; dtypes of the right kind are widened to the vocabulary's.
-        name: where the structure came from; kept as ``data.name``.
+        name: origin of the structure; kept as ``data.name``.
         where: file and record, for messages.
         texts: further text attributes.
 
@@ -151,7 +151,7 @@ def make_data(
 
 
 def check_structure(fields: dict[str, torch.Tensor], where: str) -> None:
-    """Check tensors against the vocabulary, and whether they can be a structure at all.
+    """Check tensors against the vocabulary, and for an impossible structure.
 
     Raises:
         InputError: from ``vocabulary.check`` and ``neighbours.check_contacts``.
@@ -163,9 +163,8 @@ def check_structure(fields: dict[str, torch.Tensor], where: str) -> None:
 def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
     """Turn a structure into an OC20-layout record: the inverse of ``to_data``.
 
-    The neighbour list is left out, and what is carried along (``info`` and ``extra``) becomes text. ``compact``
-    stores lengths in float32 and small integers in one byte, about a third of the size; without it nothing is
-    rounded.
+    The neighbour list is left out, and further data (``info`` and ``extra``) become text. ``compact`` stores lengths
+    in float32 and small integers in one byte, about a third of the size; otherwise nothing is rounded.
 
     Returns:
         NumPy arrays, ints, floats and text by OC20 key.
@@ -207,7 +206,7 @@ def to_record(data: Data, *, compact: bool = False) -> dict[str, Any]:
 
 
 def _columns(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Columns of a structure in a table: charge and spin as stated, and what is carried along."""
+    """Columns of a structure in a table: charge and spin as stated, and further data."""
     stated = {key: value for key, value in record.items() if key in STATES and isinstance(value, str | int | float)}
     carried = decode(record["info_json"], where) if "info_json" in record else {}
     if any(isinstance(value, list | dict) for value in carried.values()):
@@ -235,7 +234,7 @@ def _numbers(record: Mapping[str, Any], key: str, where: str) -> np.ndarray:
 def _integers(
     record: Mapping[str, Any], key: str, where: str, size: int, low: int = -(1 << 62), high: int = 1 << 62
 ) -> np.ndarray:
-    """A field of whole numbers, (size,) int64; OC20 stores several of them as floats."""
+    """Read a field of whole numbers, (size,) int64; OC20 stores several of them as floats."""
     if key not in record:
         raise InputError(f"{where}: field '{key}' is missing")
     value = any_array(record[key], f"field '{key}'", where)

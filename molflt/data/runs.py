@@ -1,4 +1,4 @@
-"""Folders of calculations: runs of VASP, and pairs of an initial and a relaxed geometry, with a table of energies."""
+"""Folders of calculations: VASP runs, and pairs of initial and relaxed geometries."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _ROUNDING = 1.001
 _STAGE = re.compile(r"(.*?)[-_. ]?(initial|init|unrelaxed|relaxed|final)", re.IGNORECASE)
 _INITIAL = ("initial", "init", "unrelaxed")
 _KEYS = ("name", "folder", "file", "path", "run", "id", "system", "structure")
-"""Columns, in any capitalisation, that say which calculation a row is of; without one it is the first column."""
+"""Columns, in any case, that name the calculation of a row; without one it is the first column."""
 NO_PAIRS = "no two are named alike but for 'initial' and 'relaxed' (or init, unrelaxed; final); leave --pairs out"
 _CELL_CHANGE = 0.1
-"""Å by which a component of a lattice vector may differ in a pair."""
+"""Å: largest difference in a component of a lattice vector within a pair."""
 _SAME = 0.01
-"""Å by which the initial structure of a run may differ from its first step."""
+"""Å: largest difference of the initial structure of a run from its first step."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class _Calculation:
     output: Path | None = None
     frame: int | None = None
     empty: str = ""
-    """Name of a file that a run left without content."""
+    """Name of an empty output file."""
 
 
 def named_ends(paths: Iterable[Path]) -> dict[tuple[Path, str], tuple[list[Path], list[Path]]]:
-    """Files and folders called initial, and those called relaxed, by their folder and the rest of the name."""
+    """Group paths called initial, and those called relaxed, by folder and rest of the name."""
     found: dict[tuple[Path, str], tuple[list[Path], list[Path]]] = {}
     for path in paths:
         if (match := _STAGE.fullmatch(_stem(path))) and (path.is_dir() or ase_format(path)):
@@ -73,10 +73,10 @@ def named_ends(paths: Iterable[Path]) -> dict[tuple[Path, str], tuple[list[Path]
 
 
 def find_pairs(paths: Iterable[Path]) -> list[_Calculation]:
-    """Relaxations among files and folders, by their names; often there are none.
+    """Find relaxations among files and folders, by their names; often there are none.
 
     Raises:
-        InputError: beside a pair, a geometry without its counterpart or with two; files with other numbers of frames.
+        InputError: besides a pair, a geometry without its counterpart or with two; files of different lengths.
     """
     found = named_ends(paths)
     if not any(all(ends) for ends in found.values()):
@@ -90,7 +90,7 @@ def find_pairs(paths: Iterable[Path]) -> list[_Calculation]:
 
 
 def suggest_pairs(paths: Iterable[Path], where: str) -> None:
-    """Warn of names that suggest pairs, where none are made."""
+    """Warn of names that suggest pairs if none are made."""
     pairs = [(initial[0], relaxed[0]) for initial, relaxed in named_ends(paths).values() if initial and relaxed]
     if pairs:
         first = " and ".join(path.name for path in pairs[0])
@@ -100,31 +100,31 @@ def suggest_pairs(paths: Iterable[Path], where: str) -> None:
 
 
 def find_runs(folder: Path, pairs: Iterable[_Calculation] = ()) -> list[_Calculation]:
-    """Runs of VASP in folders of their own, or in this one, that are not ends of pairs; often there are none."""
+    """Find runs of VASP in this folder or its subfolders that are not ends of pairs."""
     paired = files_of(pairs)
     return [run for run in _runs(folder) if paired.isdisjoint(files_of([run]))]
 
 
 def files_of(calculations: Iterable[_Calculation]) -> set[Path]:
-    """The files that are read of calculations."""
+    """Return the files that are read from calculations."""
     return {p for c in calculations for p in (c.initial, c.relaxed, c.output) if p is not None}
 
 
 def read_calculations(
     calculations: Sequence[_Calculation], folder: Path, options: ReadOptions = DEFAULT, with_table: bool = True
 ) -> ListDataset:
-    """Read what ``find_pairs`` and ``find_runs`` found; the structures are named ``FOLDER/NAME``.
+    """Read calculations found by ``find_pairs`` and ``find_runs``.
 
-    The initial geometry of a run is that of POSCAR, else the first of vasprun.xml or OUTCAR; the relaxed one that of
-    CONTCAR, else their last. Energies that the files have become ``y_init`` and ``y_relaxed``, or ``energy`` where
-    there is one geometry. Runs that were cut short or are not converged are left out, and named in an
-    ``InputWarning``, unless ``options`` takes them. Columns of a CSV table in the folder become entries of ``info``,
-    among which labels are looked for, unless ``with_table`` is False. Other arguments are those of
+    The structures are named ``FOLDER/NAME``. The initial geometry of a run is that of POSCAR, else the first of
+    vasprun.xml or OUTCAR; the relaxed one that of CONTCAR, else their last. Energies in the files become ``y_init``
+    and ``y_relaxed``, or ``energy`` if there is one geometry. Incomplete and unconverged runs are left out, and named
+    in an ``InputWarning``, unless ``options`` accepts them. Columns of a CSV table in the folder become entries of
+    ``info``, among which labels are looked for, unless ``with_table`` is False. Other arguments are those of
     :func:`molflt.data.open.open_dataset`.
 
     Raises:
-        InputError: files that cannot be read, pairs of other atoms, two values of a label, a calculation of which the
-            table has no row, or none that is converged.
+        InputError: unreadable files, pairs of different atoms, contradictory values of a label, a calculation without
+            a row in the table, or no converged calculation.
     """
     table = _table(folder) if with_table else None
     bad: dict[int, InputError] = {}
@@ -162,7 +162,7 @@ def read_calculations(
 def _atoms(
     calculation: _Calculation, where: str, read: Callable[[Path], list[Atoms]], accept_unconverged: bool
 ) -> Atoms:
-    """The structure of a calculation, or ``UnfinishedError`` where it is not complete and converged."""
+    """Build a calculation's structure; ``UnfinishedError`` if it is incomplete or unconverged."""
     if calculation.empty and not accept_unconverged:
         raise UnfinishedError(f"{where}: {calculation.empty} is empty")
     frames = [] if calculation.output is None else read(calculation.output)
@@ -207,11 +207,11 @@ def _atoms(
 
 
 def relaxation_shortfall(frames: Sequence[Atoms], constraints: Sequence[FixConstraint] = ()) -> str:
-    """The reason why the last step of a run is no relaxed structure with its energy; empty where it is one.
+    """Explain why the last step of a run is not a relaxed structure; empty if it is one.
 
     Args:
         frames: all steps of an OUTCAR or vasprun.xml.
-        constraints: of the initial structure, where the steps have none: forces on what is fixed do not count.
+        constraints: of the initial structure, if the steps have none: forces on fixed atoms do not count.
     """
     last, run = frames[-1], frames[-1].calc.parameters
     if not run["complete"]:
@@ -241,14 +241,14 @@ def relaxation_shortfall(frames: Sequence[Atoms], constraints: Sequence[FixConst
 
 
 def is_static(frames: Sequence[Atoms]) -> bool:
-    """True if the steps of an OUTCAR or vasprun.xml are of a run in which no atom was to move."""
+    """True if the steps of an OUTCAR or vasprun.xml are of a run without moving atoms."""
     nsw = frames[-1].calc.parameters["nsw"]
     return nsw is not None and nsw <= 0
 
 
 def _frame(frames: list[Atoms], frame: int | None) -> Atoms:
     atoms = frames[-1 if frame is None else frame]
-    # What is computed belongs to the geometry in the file.
+    # Results belong to the geometry in the file.
     if atoms.calc is not None and not isinstance(atoms.calc, SinglePointCalculator):
         atoms.calc = None
     return atoms
@@ -264,17 +264,17 @@ def _runs(folder: Path) -> Iterator[_Calculation]:
             initial, relaxed = files.get("poscar"), files.get("contcar")
             if initial is None and output is None:
                 initial, relaxed = relaxed, None
-            # Where there is vasprun.xml, an empty OUTCAR has been cleared away.
+            # If there is vasprun.xml, an empty OUTCAR is left over from a clean-up.
             outputs = () if output is not None else OUTPUTS
             empty = next((found[key].name for key in ("contcar", *outputs) if key in found and key not in files), "")
             yield _Calculation(name, initial, relaxed, output, empty=empty)
 
 
 def pair_calculations(initial: Path | None, relaxed: Path | None, name: str = "") -> Iterator[_Calculation]:
-    """The pairs of two files, frame by frame, or of two folders, by the names of their files.
+    """Yield the pairs of two files, frame by frame, or of two folders, by file name.
 
     Raises:
-        InputError: one is missing, files with other numbers of frames, or names that are in one folder only.
+        InputError: one is missing, files with different numbers of frames, or names in only one folder.
     """
     if initial is None or relaxed is None:
         there = initial or relaxed
@@ -306,7 +306,7 @@ def pair_calculations(initial: Path | None, relaxed: Path | None, name: str = ""
 
 
 def _stem(path: Path) -> str:
-    """Name of a file without its ending, or of a folder."""
+    """Name of a file without its suffix, or of a folder."""
     return path.name if path.is_dir() else bare_name(path).removesuffix(bare_suffix(path))
 
 
@@ -315,7 +315,7 @@ def _key(name: str) -> str:
 
 
 def _table(folder: Path) -> tuple[Path, dict[str, dict[str, str | float]]] | None:
-    """The only table of a folder, and its rows by what they are of; also by the last part of a path's name."""
+    """Read the only table of a folder, with rows by calculation, also by a path's last part."""
     files = sorted(path for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else []
     tables = [path for path in files if bare_suffix(path) in TABLES]
     if len(tables) > 1:

@@ -1,4 +1,4 @@
-"""Slabs with adsorbates: the tags of their atoms, and relaxed positions beside initial ones."""
+"""Slabs with adsorbates: tags of their atoms, and relaxed positions beside initial ones."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from molflt.vocabulary import TagConvention
 
 _NONMETALS = (1, 2, 5, 6, 7, 8, 9, 10, 15, 16, 17, 18, 34, 35, 36, 53, 54)
 _VACUUM = 4.0
-"""Å between two images of a slab, at least."""
+"""Least Å between two images of a slab."""
 _LAYER = 1.0
 """Å below the highest metal atom that count as the surface."""
 _BELOW = 0.5
-"""Å by which an atom of an adsorbate may lie below the highest metal atom."""
+"""Å by which an adsorbate atom may lie below the highest metal atom."""
 
 
 def refuse_untagged(fields: Mapping[str, np.ndarray], where: str) -> None:
-    """Refuse a relaxation in a cell whose tags are all zero, of which nothing can be learnt about adsorbates.
+    """Refuse a relaxation in a cell whose tags are all zero: it lacks adsorbates to learn from.
 
     Raises:
-        InputError: it is one.
+        InputError: the structure is such a relaxation.
     """
     if fields["pbc"].any() and not fields["tags"].any() and {"positions_relaxed", "y_relaxed"} & fields.keys():
         raise InputError(
@@ -39,16 +39,16 @@ def refuse_untagged(fields: Mapping[str, np.ndarray], where: str) -> None:
 
 
 def tags_of_slab(atoms: Atoms, fixed: np.ndarray, where: str) -> np.ndarray:
-    """OC20's tags of molecules on a metal.
+    """Determine OC20's tags of molecules on a metal.
 
-    Non-metals are the adsorbate. Metal atoms that may move are the surface, as in OC20; where none or all are
-    ``fixed``, (n_atoms,) bool, the highest are. The third lattice vector leads out of the surface, with vacuum.
+    Non-metals are the adsorbate. Metal atoms that may move are the surface, as in OC20; if none or all are
+    ``fixed``, (n_atoms,) bool, the highest are. The third lattice vector points out of the surface, with vacuum.
 
     Returns:
         (n_atoms,) int64.
 
     Raises:
-        InputError: no surface, or non-metals in it, so that tags cannot be told.
+        InputError: no surface, or non-metals in it, so that tags are ambiguous.
     """
     remedy = "set the tags in the file: 0 sub-surface, 1 surface, 2 adsorbate"
     metal = ~np.isin(atoms.numbers, _NONMETALS)
@@ -72,7 +72,7 @@ def tags_of_slab(atoms: Atoms, fixed: np.ndarray, where: str) -> np.ndarray:
 
 
 def _heights(atoms: Atoms) -> np.ndarray | None:
-    """Å along the normal, counted from above the vacuum; None: there is no vacuum."""
+    """Heights along the normal, Å, counted from above the vacuum; None without a vacuum."""
     first, second, third = np.asarray(atoms.cell)
     normal = np.cross(first, second)
     normal /= np.linalg.norm(normal)
@@ -89,7 +89,7 @@ def _heights(atoms: Atoms) -> np.ndarray | None:
 
 
 def tags_of(atoms: Atoms, fixed: np.ndarray, name: str, convention: TagConvention) -> np.ndarray:
-    """(n_atoms,) int64: OC20's tags of ASE's, by the convention in which these are written.
+    """Convert ASE's tags to OC20's, (n_atoms,) int64, by the convention of the input.
 
     Raises:
         InputError: they are ambiguous or out of range, or there is no surface.
@@ -116,7 +116,7 @@ def tags_of(atoms: Atoms, fixed: np.ndarray, name: str, convention: TagConventio
 
 
 def _look_like_layers(atoms: Atoms, tags: np.ndarray) -> bool:
-    """True if tag 2 lies wholly below tag 1, and tag 1 below tag 0, along the surface normal.
+    """True if tag 2 is wholly below tag 1, and tag 1 below tag 0, along the surface normal.
 
     In OC20's convention the order is the reverse.
     """
@@ -132,22 +132,22 @@ def _look_like_layers(atoms: Atoms, tags: np.ndarray) -> bool:
 
 
 _SUSPICIOUS = 1.0
-"""Å, mean over the atoms: relaxations move them by tenths, and no more than one in a hundred by so much."""
+"""Å, mean over the atoms: relaxations move them by tenths, and only one in a hundred by so much."""
 _ABSURD = 5.0
-"""Å, mean over the atoms."""
+"""Å, mean over the atoms, that is impossible."""
 _MOST_ATOMS = 1000
-"""Up to which another order is looked for."""
+"""Most atoms for which another order is tested."""
 
 
 def relaxed_positions(
     numbers: np.ndarray, positions: np.ndarray, relaxed: np.ndarray, cell: np.ndarray, pbc: np.ndarray, where: str
 ) -> np.ndarray:
-    """(n_atoms, 3) Å: the images of the relaxed positions, which may be in any, nearest to the initial ones.
+    """Find the images of the relaxed positions nearest to the initial ones, (n_atoms, 3) Å.
 
     Arguments have the shapes and units of those of :func:`molflt.data.images.nearest_image`.
 
     Raises:
-        InputError: as ``nearest_image``; atoms of an element in another order; or atoms that move absurdly far.
+        InputError: as ``nearest_image``; atoms of an element in another order; or impossibly large displacements.
     """
     nearest = nearest_image(positions, relaxed, cell, pbc, where)
     moved = float(np.linalg.norm(nearest - positions, axis=1).mean())
@@ -167,10 +167,10 @@ def relaxed_positions(
 
 
 def same_atoms(initial: np.ndarray, relaxed: np.ndarray, where: str) -> None:
-    """Refuse a pair with other atomic numbers, or the same in another order.
+    """Refuse a pair with different atomic numbers, or the same in another order.
 
     Raises:
-        InputError: they are not the same.
+        InputError: they differ.
     """
     if np.array_equal(initial, relaxed):
         return
@@ -184,7 +184,7 @@ def same_atoms(initial: np.ndarray, relaxed: np.ndarray, where: str) -> None:
 def _best_order(
     numbers: np.ndarray, positions: np.ndarray, moved: np.ndarray, cell: np.ndarray, pbc: np.ndarray
 ) -> float:
-    """Å that atoms move on average in the best order of those of the same element."""
+    """Mean displacement, Å, in the best order of the atoms of each element."""
     total = 0.0
     for number in np.unique(numbers):
         own = np.flatnonzero(numbers == number)

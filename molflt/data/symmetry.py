@@ -1,4 +1,4 @@
-"""Space groups as files state them, and the atoms that they make of the sites of a cell."""
+"""Space groups as stated in files, and the atoms they generate from the sites of a cell."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from molflt.errors import InputError
 
 _MOST = 192
-"""Operations of the largest space groups, in a cell that is centred on all faces."""
+"""Operations of the largest space groups, in a face-centred cell."""
 _MOST_IMAGES = 1 << 22
 _STRAIN = 5e-3
-"""Of the metric tensor, by which a cell may miss the symmetry of its group: lengths are rounded or refined."""
+"""Relative deviation of the metric tensor from its group's symmetry: lengths are rounded or refined."""
 _SAME = 0.1
 """Å between images of a site that are one atom on a special position, with rounded coordinates."""
 _SUFFIX = re.compile(r"^(.*?)[\s:]*(?:[(\[]?origin\s+choice\s+|O)?([12HRSZ])[)\]]?$", re.IGNORECASE)
@@ -28,13 +28,13 @@ _REMEDY = "list the operations as _space_group_symop_operation_xyz, or correct w
 
 @dataclass(frozen=True)
 class Symmetry:
-    """Statements of a file about its space group; empty where there are none.
+    """Statements of a file about its space group; empty if there are none.
 
     Attributes:
         operations: as x,y,z.
         hall: symbol.
-        name: Hermann-Mauguin symbol, perhaps with a setting behind a colon.
-        number: in International Tables, 0 where there is none.
+        name: Hermann-Mauguin symbol, perhaps with a setting after a colon.
+        number: in International Tables, 0 if there is none.
         setting: code of a coordinate system: b1, 2, r.
     """
 
@@ -45,12 +45,13 @@ class Symmetry:
     setting: str = ""
 
     def candidates(self, lattice: np.ndarray) -> list[tuple[str, np.ndarray]]:
-        """Settings that fit what is said and the (3, 3) lattice, Å: a name and operations (n, 3, 4), fractional.
+        """Settings that fit the statements and the (3, 3) lattice, Å, as name and operations.
 
-        Several, where an origin or the choice of axes is left open; one without operations, where nothing is said.
+        Operations are (n, 3, 4), fractional. There are several settings if an origin or the choice of axes is open;
+        one without operations if nothing is stated.
 
         Raises:
-            InputError: something cannot be understood or contradicts the rest.
+            InputError: a statement cannot be understood or contradicts the rest.
         """
         if self.operations or self.hall:
             operations = self._listed()
@@ -86,7 +87,7 @@ class Symmetry:
         operations = list(found.values())
         group = gemmi.GroupOps(operations)
         with suppress(RuntimeError):
-            # of more elements than any group can have it says so
+            # an error if there are more operations than any group has
             group.add_missing_elements()
         if len(group) != len(operations):
             raise InputError(
@@ -96,7 +97,7 @@ class Symmetry:
         return operations
 
     def _refuse_contradiction(self, operations: list[gemmi.Op]) -> None:
-        """Refuse a name or a number of another group than that of the operations."""
+        """Refuse a name or number that contradicts the group of the operations."""
         group = gemmi.find_spacegroup_by_ops(gemmi.GroupOps(operations))
         named = _named(self.name) if self.name else None
         claims = [(f"'{self.name}'", named.number if named else 0), (f"number {self.number}", self.number)]
@@ -108,7 +109,7 @@ class Symmetry:
                     f"its {len(operations)} operations of symmetry are those of {group.hm} (number {group.number}), "
                     f"but the space group is said to be {said}; delete the one that is wrong"
                 )
-            # not in any table: centred in an unusual way, so that what is left is the number of rotations
+            # not in any table: centred in an unusual way, so only the number of rotations can be compared
             tabulated = gemmi.find_spacegroup_by_number(number)
             if group is None and tabulated is not None:
                 counts = [len({str(op.rot) for op in ops}) for ops in (operations, tabulated.operations())]
@@ -119,7 +120,7 @@ class Symmetry:
                     )
 
     def _tabulated(self, lattice: np.ndarray) -> list[gemmi.SpaceGroup]:
-        """Entries of the table of space groups that the name, the number and the code of a setting allow."""
+        """Space groups in the table that fit the given name, number and setting code."""
         table = list(gemmi.spacegroup_table())
         if self.name:
             named = _named(self.name)
@@ -132,7 +133,7 @@ class Symmetry:
                 )
             if _setting(self.name):
                 return [named]
-            # of short symbols, as P 21/c, the first that fits is meant: the unique axis is b
+            # short symbols, as P 21/c, mean the first that fits: the unique axis is b
             groups = [g for g in table if g.number == named.number and _short(g.hm) == _short(named.hm)]
             groups.sort(key=lambda group: group.hm != named.hm)
             fitting = [group for group in groups if _fits(_array(list(group.operations())), lattice)] or groups
@@ -149,16 +150,16 @@ class Symmetry:
 def expand(
     fractions: np.ndarray, operations: np.ndarray, lattice: np.ndarray, called: Callable[[int], str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All atoms that symmetry makes of the sites of a cell.
+    """Generate all atoms from the sites of a cell by symmetry.
 
-    Images of a site that are nearer than 0.1 Å to it are one atom on a special position: it is put where their mean
-    is, for coordinates as 1/3 are rounded in files.
+    Images of a site within 0.1 Å of it are one atom on a special position, at their mean: files round coordinates
+    such as 1/3.
 
     Args:
         fractions: (n_sites, 3), of the lattice vectors.
         operations: (n, 3, 4), rotations and translations, the identity among them.
         lattice: (3, 3), Å.
-        called: what messages call a site.
+        called: name of a site in messages.
 
     Returns:
         The atoms' fractions (n_atoms, 3), their sites (n_atoms,), and the order of each site's symmetry (n_sites,).
@@ -179,7 +180,7 @@ def expand(
     atoms = list(images)
     for site in np.flatnonzero(orders > 1).tolist():
         fraction, own = fractions[site], images[site]
-        # more images may be near when the mean is where it should be
+        # more images may be near the corrected mean
         for _ in range(3):
             near, apart = _near(own, fraction, lattice)
             fraction = fraction + apart[near].mean(axis=0)
@@ -198,14 +199,14 @@ def expand(
 
 
 def cell_in_words(lattice: np.ndarray) -> str:
-    """Lengths and angles of a lattice, in words."""
+    """Format lengths and angles of a lattice."""
     lengths = np.linalg.norm(lattice, axis=1)
     cosines = [lattice[i] @ lattice[j] / (lengths[i] * lengths[j]) for i, j in ((1, 2), (0, 2), (0, 1))]
     return ", ".join(f"{x:.5g}" for x in (*lengths, *np.degrees(np.arccos(cosines))))
 
 
 def _near(images: np.ndarray, fraction: np.ndarray, lattice: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mask of the images (..., 3) in the place of a fraction (..., 3), and how far they are from it."""
+    """Mask of images (..., 3) that coincide with a fraction (..., 3), and their offsets from it."""
     apart = images - fraction
     apart -= np.rint(apart)
     return ((apart @ lattice) ** 2).sum(axis=-1) < _SAME**2, apart
@@ -216,7 +217,7 @@ def _array(operations: Sequence[gemmi.Op]) -> np.ndarray:
 
 
 def _fits(operations: np.ndarray, lattice: np.ndarray) -> bool:
-    """True if rotations leave the lengths and angles of a lattice as they are."""
+    """True if rotations leave the lengths and angles of a lattice unchanged."""
     metric = lattice @ lattice.T
     rotations = operations[:, :, :3]
     turned = np.swapaxes(rotations, 1, 2) @ metric @ rotations
@@ -224,7 +225,7 @@ def _fits(operations: np.ndarray, lattice: np.ndarray) -> bool:
 
 
 def _named(name: str) -> gemmi.SpaceGroup | None:
-    """The space group of a symbol."""
+    """Find the space group of a symbol."""
     found = gemmi.find_spacegroup_by_name(name)
     if found is None and (suffix := _SUFFIX.match(name)):
         setting = suffix[2].upper()

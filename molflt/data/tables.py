@@ -1,4 +1,4 @@
-"""Text that names molecules: lists and tables of SMILES or InChI, and what a SMILES or a formula is of."""
+"""Lists and tables of SMILES or InChI, and formulas and names of molecules."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from molflt.errors import InputError, in_line
 _MOLECULES = ("smiles", "inchi")
 _SEPARATORS = ",;\t"
 _NAMED_BY = ("name", "title", "id", "compound")
-"""Columns, in any capitalisation, that name a record; the first of them that a table has and a row fills."""
+"""Columns, in any case, that name a record; the first of them that is filled counts."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A molecule of a file.
+    """Molecule in a file.
 
     Attributes:
         molecule: SMILES or InChI.
         columns: every cell by the name of its column.
         labels: filled cells, among which labels are looked for.
-        problem: what is wrong with the row, if anything is.
+        problem: the error of the row, if any.
     """
 
     molecule: str
@@ -56,9 +56,9 @@ class Row:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Read a list of SMILES or InChI (and perhaps a title on each line), or a table with a column of them.
+    """Read a list of SMILES or InChI, perhaps with titles, or a table with a column of them.
 
-    Cells are separated by commas, semicolons or tabs, whichever makes sense of the first line.
+    Cells are separated by commas, semicolons or tabs, whichever fits the first line.
 
     Raises:
         InputError: the file cannot be read, no such column, two columns of one name, or no rows.
@@ -75,7 +75,7 @@ def _list_rows(file: Path, text: str) -> Iterator[Row]:
     kept = [words for words in lines if not words[0].startswith("#")]
     if comments := len(lines) - len(kept):
         remark(str(file), f"lines that begin with # are passed over: {comments:,}")
-    # A header; as a SMILES it would be none.
+    # A header; it is not a valid SMILES.
     for words in kept[1:] if kept and kept[0][0].lower() in _MOLECULES else kept:
         title = {"name": words[1].strip()} if len(words) > 1 else {}
         yield Row(words[0], {"smiles": words[0], **title})
@@ -88,9 +88,9 @@ def _table_rows(file: Path, text: str) -> Iterator[Row]:
         found = ", ".join(columns) or "none"
         raise InputError(f"{file}: no column 'smiles' (or 'inchi'); found: {found}")
     for line, cells, problem in rows:
-        # Names under which labels are looked for may be written in any case.
+        # Names of labels match in any case.
         labels = cells | {name: cells[columns[name]] for name in ENERGIES if name in columns}
-        # RDKit takes names with an underscore for notes of its own.
+        # RDKit reserves names with an underscore.
         labels = {name: text for name, text in labels.items() if text and not name.startswith("_")}
         molecule = cells[key]
         if "\n" in molecule:
@@ -101,19 +101,19 @@ def _table_rows(file: Path, text: str) -> Iterator[Row]:
 def read_table(
     file: Path, text: str, wanted: Collection[str]
 ) -> tuple[dict[str, str], list[tuple[int, dict[str, str], str]]]:
-    """Read a table with a header; lines that are blank, and comments (#) before the header, say nothing.
+    """Read a table with a header; blank lines and comments (#) before the header are ignored.
 
     Args:
         file: for messages.
         text: of it; lines end in ``\\n``.
-        wanted: names, in any capitalisation, of which a column should have one.
+        wanted: names, in any case, one of which must be a column.
 
     Returns:
-        The names of columns by the same in lower case; and for each row the number of its first line, its cells by
-        the names of columns, and what is wrong with it, if anything is.
+        The names of columns by their lower-case form; and for each row the number of its first line, its cells by
+        column, and its error, if any.
 
     Raises:
-        InputError: two columns of one name, or quotation marks that do not match.
+        InputError: duplicate columns, or unbalanced quotation marks.
     """
     lines, rows, short = text.split("\n"), [], list[str]()
     above = next((k for k, line in enumerate(lines) if not _is_comment(line, wanted)), 0)
@@ -144,7 +144,7 @@ def read_table(
 
 
 def delimiter(text: str, columns: Collection[str]) -> str:
-    """Separator of the cells of the first line by which one of them is one of these columns."""
+    """Find the separator that splits the first line so that a cell is one of these columns."""
     return max(_SEPARATORS, key=lambda separator: _sense(text.split("\n", 1)[0], separator, columns))
 
 
@@ -154,7 +154,7 @@ def _sense(header: str, separator: str, columns: Collection[str]) -> tuple[bool,
 
 
 def _is_comment(line: str, columns: Collection[str]) -> bool:
-    """True if a line is no header: blank, or behind # without one of these columns."""
+    """True if a line is not a header: blank, or after # without one of these columns."""
     if not line.lstrip().startswith("#"):
         return not line.strip()
     return not any(_sense(line, separator, columns)[0] for separator in _SEPARATORS)
@@ -178,7 +178,7 @@ def _wrong_with(cells: list[str], header: list[str], separator: str, line: int, 
             f"line {line} has more cells than the {n_columns} columns of the header; put text with commas in quotes"
         )
     for place, cell in enumerate(cells):
-        # The rest of a row, whole rows, and the beginning of one.
+        # The rest of a row, complete rows, and the beginning of one.
         parts = [part for part in cell.split("\n") if part]
         if len(parts) > 1:
             first, *between, end = (part.count(separator) for part in parts)
@@ -189,18 +189,18 @@ def _wrong_with(cells: list[str], header: list[str], separator: str, line: int, 
 
 
 MOLECULE, SMILES = "molecule:", "smiles:"
-"""What stands before a name of ASE's g2 set, and before a SMILES that reads as a formula as well."""
+"""Prefixes of a name in ASE's g2 set, and of a SMILES that reads as a formula as well."""
 _TERMS = re.compile(r"([A-Z][a-z]?)(\d{0,3})")
 _NAMES = Path(__file__).with_name("molecule_names.tsv")
 """Common molecules and adsorbates by their canonical SMILES."""
 
 
 _AS_WRITTEN = frozenset(("NCO",))
-"""Formulas that are written neither in Hill's order nor as in the g2 set."""
+"""Formulas written neither in Hill's order nor as in the g2 set."""
 
 
 def formula_and_name(mol: Chem.Mol) -> str:
-    """The formula of a molecule and, where it is a common one, its name: ``C2H6O, ethanol``."""
+    """Formula of a molecule, with its name if it is common: ``C2H6O, ethanol``."""
     bare = Chem.RemoveHs(mol)
     for atom in bare.GetAtoms():
         atom.SetAtomMapNum(0)
@@ -208,7 +208,7 @@ def formula_and_name(mol: Chem.Mol) -> str:
 
 
 def g2_atoms(text: str) -> tuple[Atoms, str]:
-    """The atoms behind ``molecule:NAME``, and their formula and name as in :func:`formula_and_name`.
+    """Atoms of ``molecule:NAME``, with formula and name as in :func:`formula_and_name`.
 
     Raises:
         InputError: ASE's g2 set has no such molecule.
@@ -227,7 +227,7 @@ def g2_atoms(text: str) -> tuple[Atoms, str]:
 
 
 def described(text: str) -> str:
-    """A molecule as it was given, with what it is: ``ethanol (C2H6O, CCO)``; other text as it is."""
+    """Describe a molecule: ``ethanol (C2H6O, CCO)``; other text is unchanged."""
     if text.startswith(MOLECULE):
         about = g2_atoms(text)[1]
     else:
@@ -242,7 +242,7 @@ def refuse_ambiguous(text: str, mol: Chem.Mol) -> None:
     """Refuse a SMILES that reads as the formula of another small molecule, such as CO.
 
     Raises:
-        InputError: it does.
+        InputError: the SMILES is ambiguous.
     """
     counts = _counts(text)
     names, known = _by_formula().get(_key(counts), ([], []))
@@ -260,7 +260,7 @@ def refuse_ambiguous(text: str, mol: Chem.Mol) -> None:
 
 
 def as_formula(text: str) -> tuple[str, str]:
-    """SMILES, and ``molecule:NAME``, of molecules with a text as their formula; empty for none."""
+    """SMILES, and ``molecule:NAME``, of molecules with this formula; empty without any."""
     names, known = _by_formula().get(_key(_counts(text)), ([], []))
     return (
         " or ".join(f"{smiles} ({name})" for smiles, name in known),
@@ -291,7 +291,7 @@ def _names() -> dict[str, str]:
 
 @cache
 def _by_formula() -> dict[frozenset[tuple[str, int]], tuple[list[str], list[tuple[str, str]]]]:
-    """Names of the g2 set, and SMILES with common names, by the elements and their numbers."""
+    """Names of the g2 set, and SMILES with common names, by composition."""
     found: dict[frozenset[tuple[str, int]], tuple[list[str], list[tuple[str, str]]]] = {}
     for name in sorted(g2.names, key=lambda name: (len(name), name)):
         key = _key(Counter(g2_molecule(name).get_chemical_symbols()))

@@ -1,4 +1,4 @@
-"""Text files: unpacked within limits, line by line, with words for elements and remarks on what is passed over."""
+"""Text files: limited decompression, lines and words, and remarks on ignored content."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from molflt.errors import InputError, InputWarning, ordinary_file
 _BLOCK = 1 << 20
 _ALWAYS_ALLOWED = 64 << 20
 _MOST_RATIO = 200
-"""Structures shrink to a third or a twentieth; what shrinks a thousand times is empty."""
+"""Structures shrink by a factor of 3 to 20 when compressed; a factor of a thousand means empty data."""
 BYTE_ORDER_MARK = "\ufeff"
 COMPRESSED = (".gz", ".bz2", ".xz")
 
 
 def bare_name(file: Path) -> str:
-    """Name of a file in lower case, without the ending of a compression."""
+    """Lower-case name of a file without the suffix of a compression."""
     name = file.name.lower()
     return next((name.removesuffix(ending) for ending in COMPRESSED if name.endswith(ending)), name)
 
 
 def bare_suffix(file: Path) -> str:
-    """Ending of that name, with its dot."""
+    """Suffix of that name, with its dot."""
     return Path(bare_name(file)).suffix
 
 
 def content(file: Path) -> bytes:
-    """Content of a file, unpacked where its name ends in ``.gz``, ``.bz2`` or ``.xz``.
+    """Read a file, decompressed if its name ends in ``.gz``, ``.bz2`` or ``.xz``.
 
     Raises:
-        InputError: no such file, damaged, or it unpacks to hundreds of times its size.
+        InputError: no such file, damaged, or it decompresses to hundreds of times its size.
     """
     size = ordinary_file(file).stat().st_size
     if not file.name.lower().endswith(COMPRESSED):
@@ -61,12 +61,12 @@ def content(file: Path) -> bytes:
 
 
 def read_text(file: Path) -> str:
-    """Content of a text file in UTF-8, with lines that end in ``\\n`` whatever the system that wrote them.
+    """Read a UTF-8 text file, with lines that end in ``\\n`` on all systems.
 
-    Byte-order marks are left out, also within the text, where they come from files put one behind the other.
+    Byte-order marks are dropped, also inside the text, where they come from concatenated files.
 
     Raises:
-        InputError: as of :func:`content`, or it is not text.
+        InputError: as :func:`content`, or it is not text.
     """
     try:
         text = content(file).decode().replace(BYTE_ORDER_MARK, "")
@@ -80,7 +80,7 @@ class Line(NamedTuple):
 
     Attributes:
         number: counted from 1.
-        words: what stands in it between blanks.
+        words: its words, separated by blanks.
     """
 
     number: int
@@ -88,18 +88,18 @@ class Line(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The words, with one blank between two."""
+        """The words, joined by single blanks."""
         return " ".join(self.words)
 
 
 def numbered(lines: Iterable[str], comment: str) -> list[Line]:
-    """The lines that are neither blank nor begin with one of the characters that mark a comment."""
+    """Return the lines that are neither blank nor start with a comment character."""
     split = ((number, line.split()) for number, line in enumerate(lines, 1))
     return [Line(number, words) for number, words in split if words and words[0][0] not in comment]
 
 
 def numbers(words: Iterable[str]) -> list[float] | None:
-    """The words as numbers; None where one is not."""
+    """Convert words to numbers; None if one is not a number."""
     try:
         return list(map(float, words))
     except ValueError:
@@ -107,21 +107,21 @@ def numbers(words: Iterable[str]) -> list[float] | None:
 
 
 def refuse(where: str, lines: Sequence[Line], why: str) -> NoReturn:
-    """Refuse a file for the first of some of its lines.
+    """Refuse a file because of the first of some lines.
 
     Raises:
-        InputError: with the line's number, or that the file is cut short where there is no line.
+        InputError: with the line's number, or that the file is truncated if there is no line.
     """
     raise InputError(f"{where}: line {lines[0].number}: {why}" if lines else f"{where}: cut short: {why}")
 
 
 def remark(where: str, text: str) -> None:
-    """Warn of what was passed over or taken for granted in a file or folder."""
+    """Warn about something ignored or assumed in a file or folder."""
     warnings.warn(f"{where}: {text}", InputWarning, stacklevel=3)
 
 
 class Notes:
-    """Collects remarks on a file, to be given as one ``InputWarning`` each, however many records they concern.
+    """Collection of remarks on a file, each given once, however many records it concerns.
 
     Args:
         where: the file.
@@ -132,13 +132,13 @@ class Notes:
         self._records: dict[str, list[str]] = {}
 
     def add(self, remark: str, record: str = "") -> None:
-        """Note something about a record, named ``FILE#INDEX`` or by its line, or about the whole file."""
+        """Note something about a record, named ``FILE#INDEX`` or by its line, or about the file."""
         records = self._records.setdefault(remark, [])
         if record:
             records.append(record)
 
     def give(self) -> None:
-        """Warn of everything that was noted, and forget it."""
+        """Warn of all remarks, and forget them."""
         for remark, records in self._records.items():
             n = len(records)
             which = "" if n == 0 else f" ({records[0]})" if n == 1 else f" ({n:,} structures, first: {records[0]})"
@@ -150,18 +150,18 @@ _LABEL = re.compile(r"([A-Za-z]{1,2})[_-]?[0-9]+")
 _AMBIGUOUS = frozenset(
     "CA CD CE CF CN CO CS HE HF HG HO HS NA NB ND NE NH NO NP OG OS SB SC SE SG SN".split()  # noqa: SIM905
 )
-"""Symbols that in capitals or small letters are also usual names of atoms of C, H, N, O and S: an element and a place
-(CA, HG, in PDB and in force fields), or two elements (CO)."""
+"""Symbols that, in capitals or small letters, are also usual atom names of C, H, N, O and S: an element and a
+position (CA, HG, in PDB and in force fields), or two elements (CO)."""
 _ISOTOPES = ("D", "T")
 
 
 @lru_cache(maxsize=1024)
 def element(word: str) -> int:
-    """The atomic number of a word for an atom.
+    """Return the atomic number of a word for an atom.
 
-    The word is a symbol, an atomic number (whether there is such an element is not asked), or a label: a symbol with
-    digits behind it (``C1``, ``H_12``). D and T are hydrogen, X is 0. A symbol may be all in capitals or in small
-    letters where nothing else could be meant.
+    The word is a symbol, an atomic number (not checked for existence), or a label: a symbol followed by digits
+    (``C1``, ``H_12``). D and T are hydrogen, X is 0. A symbol may be all in capitals or in small letters if it is
+    unambiguous.
 
     Raises:
         ValueError: another word; with a reason and the remedy.
@@ -185,12 +185,12 @@ def element(word: str) -> int:
 
 
 def is_label(word: str) -> bool:
-    """True if a word that :func:`element` knows is a label, whose digits are passed over."""
+    """True if a word accepted by :func:`element` is a label, whose digits are ignored."""
     return not word.isdigit() and word[-1:].isdigit()
 
 
 def hydrogen_of(symbol: str, notes: Notes) -> str:
-    """H for deuterium and tritium, which a note says; other symbols as they are."""
+    """Replace deuterium and tritium by H, with a note; other symbols are unchanged."""
     if symbol not in _ISOTOPES:
         return symbol
     notes.add(f"{symbol} is read as hydrogen")

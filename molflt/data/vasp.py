@@ -1,4 +1,4 @@
-"""Steps of VASP's OUTCAR and vasprun.xml, counted apart from ASE, and which of them are converged."""
+"""Steps of VASP's OUTCAR and vasprun.xml, with checks of completeness and convergence."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _SETTINGS = {
     key: re.compile(rf'\b{key}(?:"\s*>|\s*=)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)')
     for key in ("NSW", "IBRION", "EDIFF", "EDIFFG", "NELM")
 }
-"""In the header of OUTCAR (``NSW = 100``) and in vasprun.xml (``name="NSW">100<``)."""
+"""Patterns for the header of OUTCAR (``NSW = 100``) and vasprun.xml (``name="NSW">100<``)."""
 _NELM = 60
 _ENERGY, _POSITIONS, _CELL = "FREE ENERGIE OF THE ION-ELECTRON SYSTEM", "POSITION          ", "direct lattice vectors"
 _ENERGY_LINES = 4
-"""Lines behind that of the energy's heading."""
+"""Lines after the energy's heading."""
 _STEP = re.compile(r"Iteration +(\d+)\( *(\d+)\)")
 _N_IONS = re.compile(r"\bNIONS *= *(\d+)")
 _VARRAYS = ("positions", "forces")
 
 
 class _Lines:
-    """Lines with the name of their file, beside which ASE looks for constraints."""
+    """Lines with the name of their file, next to which ASE looks for constraints."""
 
     def __init__(self, stream: IO[str], name: str) -> None:
         self._stream, self.name = stream, name
@@ -48,10 +48,10 @@ class _Lines:
 
 
 def outcar_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """The complete ionic steps of an OUTCAR; with what :mod:`molflt.data.runs` asks of them.
+    """Yield the complete ionic steps of an OUTCAR, with data for :mod:`molflt.data.runs`.
 
     Raises:
-        InputError: two runs in one file, a block that is not as long as it should be, or steps that ASE passes over.
+        InputError: two runs in one file, a block of wrong length, or steps that ASE omits.
     """
     text = stream.read()
     for heading in (" executed on ", "NIONS ="):
@@ -106,7 +106,7 @@ def _outcar_electrons(text: str, where: str, start: int, end: int, index: int, r
 
 
 def _check_blocks(text: str, where: str, start: int, end: int, n_atoms: int) -> None:
-    """Check that a step has one block of positions of all atoms, and that its cell has three vectors."""
+    """Check that a step has one block of positions of all atoms, and three lattice vectors."""
     blocks = _places(text, _POSITIONS, start, end)
     if len(blocks) != 1:
         place = blocks[1] if blocks else end
@@ -122,10 +122,10 @@ def _check_blocks(text: str, where: str, start: int, end: int, n_atoms: int) -> 
 
 
 def vasprun_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
-    """The complete ionic steps of a vasprun.xml; with what :mod:`molflt.data.runs` asks of them.
+    """Yield the complete ionic steps of a vasprun.xml, with data for :mod:`molflt.data.runs`.
 
     Raises:
-        InputError: damaged XML, or steps that are not of as many atoms as there are, or that ASE passes over.
+        InputError: damaged XML, or steps with a wrong number of atoms, or that ASE omits.
     """
     text = stream.read()
     begins = _places(text, "<calculation")
@@ -149,7 +149,7 @@ def vasprun_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]
     frames = read_vasp_xml(io.StringIO(text), index=slice(None))
     for begin, end in pairwise([*begins, len(text)]):
         atoms = _next(frames, text, where, begin)
-        # Of damaged XML, ASE gives the initial structure.
+        # For damaged XML, ASE gives the initial structure.
         if atoms is None or atoms.calc is None:
             break
         if text[begin:end] == text[end : 2 * end - begin] or (moves and n_frames == max(run["nsw"], 1)):
@@ -166,7 +166,7 @@ def vasprun_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]
         n_frames += 1
         yield atoms
     if n_frames != len(begins):
-        # ASE takes no notice of what is wrong with the XML, once there is a structure.
+        # ASE ignores errors in the XML once there is a structure.
         try:
             ElementTree.fromstring(text)  # noqa: S314 (as ASE did before)
         except ElementTree.ParseError as error:
@@ -175,12 +175,12 @@ def vasprun_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]
 
 
 def _run(header: str) -> dict[str, Any]:
-    """Settings of a run, None where the header does not say: VASP's defaults depend on others."""
+    """Read settings of a run; None if not in the header: VASP's defaults depend on others."""
     found: dict[str, Any] = {}
     for key, pattern in _SETTINGS.items():
         values = pattern.findall(header)
         found[key.lower()] = None
-        # a row of asterisks where a number is too long
+        # a row of asterisks replaces a number that is too long
         with suppress(ValueError, IndexError):
             found[key.lower()] = float(values[-1])
     for key in ("nsw", "ibrion", "nelm"):
@@ -192,14 +192,14 @@ def _run(header: str) -> dict[str, Any]:
 
 
 def _mark(atoms: Atoms, run: dict[str, Any], why: str) -> None:
-    """Keep with a frame what is known of its run, and why it is no label."""
+    """Attach the settings of the run to a frame, and the reason why its results are no labels."""
     atoms.calc.parameters = {**atoms.calc.parameters, **run}
     if why:
         atoms.info[UNCONVERGED] = why
 
 
 def _next(frames: Iterator[Atoms], text: str, where: str, place: int) -> Atoms | None:
-    """The next frame of ASE, which raises almost anything where a file is damaged."""
+    """Return ASE's next frame; on a damaged file ASE raises almost any error."""
     try:
         return next(frames, None)
     except ElementTree.ParseError as error:
@@ -210,7 +210,7 @@ def _next(frames: Iterator[Atoms], text: str, where: str, place: int) -> Atoms |
 
 
 def _places(text: str, word: str, start: int = 0, end: int | None = None) -> list[int]:
-    """Places of a word in a text, found many times faster than by a walk over its lines."""
+    """Places of a word in a text, found much faster than line by line."""
     end = len(text) if end is None else end
     found = []
     while (start := text.find(word, start, end)) >= 0:

@@ -21,14 +21,14 @@ from molflt.terminal_text import shown
 
 _MOST_DIGITS = 12
 _FEWEST = 4
-"""Words of a row."""
+"""Fewest words of a row."""
 _QM9 = ("A", "B", "C", "mu", "alpha", "homo", "lumo", "gap", "r2", "zpve", "U0", "U", "H", "G", "Cv")
-"""What the comment of a raw QM9 file has behind ``gdb`` and a number, by the names of its readme."""
+"""Values after ``gdb`` and a number in the comment of a raw QM9 file, named as in its readme."""
 _STATED = re.compile(r"(?:lattice|properties|pbc|cell|energy)[\s:\"'\[(]*[-+]?\.?\d", re.IGNORECASE)
 
 
 def xyz_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | InputError]:
-    """Every frame of an xyz file, as ASE reads it where it is well-formed.
+    """Yield every frame of an xyz file, as ASE reads it if it is well-formed.
 
     The comment of a frame alone decides whether that frame is extended xyz. A frame is an ``Atoms`` with the keys of
     the comment in ``info`` (a free text as ``comment``), its columns as arrays, and a calculator with results such as
@@ -37,13 +37,13 @@ def xyz_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | In
     Args:
         stream: text with universal newlines, from its start.
         where: the file, for messages.
-        notes: take what is not read.
+        notes: collects remarks on ignored content.
 
     Returns:
-        Frames in their order; in place of one that cannot be read what is wrong with it, with its line.
+        Frames in order; in place of an unreadable one its error, with the line.
 
     Raises:
-        InputError: where a frame begins or ends is not clear; with the line.
+        InputError: the boundaries of a frame are unclear; with the line.
     """
     lines = _Lines(stream)
     found: Atoms | InputError | None = None
@@ -51,7 +51,7 @@ def xyz_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | In
         try:
             frame = _next_frame(lines, f"{where}#{index}")
         except InputError:
-            # What is wrong with the frame before may be why its end was missed.
+            # An error in the frame before may be the reason why its end was missed.
             if isinstance(found, InputError):
                 raise found from None
             raise
@@ -65,7 +65,7 @@ def xyz_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | In
         try:
             found = _atoms(frame, notes)
         except InputError as error:
-            # A row of fewer words may be the first line of the next frame.
+            # A row of too few words may be the first line of the next frame.
             if any(len(row.split()) < _FEWEST for row in frame.rows):
                 raise
             found = error
@@ -81,14 +81,14 @@ class _Lines:
         self.n_read = 0
 
     def take(self, n: int) -> list[str]:
-        """The next lines, fewer where the stream ends."""
+        """Return the next lines, fewer if the stream ends."""
         found, self._ahead = self._ahead[:n], self._ahead[n:]
         found += islice(self._stream, n - len(found))
         self.n_read += len(found)
         return found
 
     def peek(self) -> str:
-        """The next line without its spaces, which is still to come; empty at the end."""
+        """Return the next line, stripped, without consuming it; empty at the end."""
         self._ahead = self._ahead or list(islice(self._stream, 1))
         return self._ahead[0].strip() if self._ahead else ""
 
@@ -99,11 +99,11 @@ class _Frame:
 
     Attributes:
         where: file and index.
-        line: number of the first line, that of the number of atoms; lines of a file are counted from 1.
+        line: number of the first line, which holds the number of atoms; lines are counted from 1.
         comment: the second line.
         rows: a line for each atom.
-        vectors: lines ``VEC`` behind them.
-        tail: other lines behind them, of QM9.
+        vectors: lines ``VEC`` after them.
+        tail: other lines after them, of QM9.
     """
 
     where: str
@@ -114,17 +114,17 @@ class _Frame:
     tail: list[str] = field(default_factory=list)
 
     def at(self, row: int = -1) -> str:
-        """Place of a row, for messages; without one, of the comment."""
+        """Location of a row, for messages; by default of the comment."""
         return f"{self.where}, line {self.line + 2 + row}"
 
 
 def _next_frame(lines: _Lines, where: str) -> _Frame | None:
-    """The next frame, by the number of atoms that it announces; None at the end."""
+    """Read the next frame, by its stated number of atoms; None at the end."""
     word = ""
     while not word:
         if not (found := lines.take(1)):
             return None
-        # a mark of the byte order is inside where files were put together
+        # byte-order marks occur inside concatenated files
         word = found[0].strip().strip("\ufeff")
     line = lines.n_read
     here = f"{where}, line {line}"
@@ -183,7 +183,7 @@ def _atoms(frame: _Frame, notes: Notes) -> Atoms:
 
 
 def _cell(frame: _Frame, info: dict[str, Any]) -> tuple[np.ndarray | None, Any]:
-    """Cell, in Å, and periodicity; taken out of ``info``."""
+    """Return cell, in Å, and periodicity, removing them from ``info``."""
     lattice, pbc = info.pop("Lattice", None), info.pop("pbc", None)
     if pbc is not None:
         given = np.asarray(pbc).reshape(-1).tolist()

@@ -1,1 +1,1 @@
-"""What a model's energy must not depend on, measured on any model and any structures."""
+"""Tests of the invariances of a model's energy, for any model and any structures."""

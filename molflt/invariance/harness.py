@@ -1,4 +1,4 @@
-"""The suite: every property, on a model as it is and on one whose far field has been made to matter."""
+"""Suite of all properties, for a model as it is and with its far field scaled up."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ PADDING = 7
 
 @dataclass(frozen=True)
 class Result:
-    """One property of one model in one precision.
+    """Result for one property of one model in one precision.
 
     Attributes:
         name: of the property.
-        dtype: in which the model computed.
-        far_scaled: whether the far weights had been scaled up.
+        dtype: precision of the model.
+        far_scaled: True if the far weights had been scaled up.
         worst, median: |ΔE| in eV over structures and draws; NaN when not applicable.
         used: largest ratio of |ΔE| to the bound of its structure; at most one in a pass.
-        bound: what the bound comes from: ``rounding`` or the ε of a numerical method.
-        n: comparisons made; zero when no structure is concerned.
+        bound: origin of the bound: ``rounding`` or the ε of a numerical method.
+        n: comparisons made; zero if the property applies to no structure.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Result:
 
     @property
     def verdict(self) -> Literal["pass", "fail", "not applicable"]:
-        """In a word."""
+        """The result in a word."""
         if self.n == 0:
             return "not applicable"
         return "pass" if self.used <= 1 else "fail"
@@ -72,7 +72,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Energies that ought to be equal, for some of the structures.
+    """Energies that should be equal, for some of the structures.
 
     Attributes:
         chosen: indices of the structures, (n,).
@@ -87,7 +87,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in one precision, with the structures it is tried on and their energies."""
+    """Model in one precision, with test structures and their energies."""
 
     loaded: LoadedModel
     structures: Sequence[Data]
@@ -114,14 +114,14 @@ _MOVES_A_GRID = ("rotation", "reflection", "translation", "image wrapping", "cha
 
 
 def _transformed(change: Transformation, periodic_only: bool = False, times: int = 1) -> Check:
-    """Compare after a change that makes the structure so many times as large, and its energy with it."""
+    """Compare after a change that multiplies the structure, and its energy, ``times`` times."""
 
     def check(subject: Subject, random: np.random.Generator) -> Comparison:
         chosen = [k for k, data in enumerate(subject.structures) if is_periodic(data) or not periodic_only]
         if not chosen:
             return Comparison(np.zeros(0, dtype=int), np.zeros(0), np.zeros(0))
         found = energies(subject.model, [change(subject.structures[k], random) for k in chosen]).energy
-        # The mean of the standardiser belongs to the structure, not to its atoms.
+        # The scale_shift mean belongs to the structure, not to its atoms.
         mean = float(subject.model.standardiser.mean) * (1 - 1 / times)
         return Comparison(np.array(chosen), found / times + mean, subject.reference.energy[chosen])
 
@@ -129,7 +129,7 @@ def _transformed(change: Transformation, periodic_only: bool = False, times: int
 
 
 def _against_exact(subject: Subject, random: np.random.Generator) -> Comparison:
-    """The achieved error of waves or mesh, in energy; an estimator has no exact form."""
+    """Measure the error in energy of waves or mesh; an estimator has no exact form."""
     attention = subject.model.config.attention
     if not isinstance(attention, MethodKeys) or attention.frequencies == "exact":
         return Comparison(np.zeros(0, dtype=int), np.zeros(0), np.zeros(0))
@@ -171,7 +171,7 @@ CHECKS: dict[str, Check] = {
 BITWISE = ("determinism", "save and load")
 RANDOM = (*_GEOMETRIC, "supercell")
 SUPERCELL_BOUND = 1e-6
-"""Relative: a supercell may take another numerical method, or another artificial cell, than the cell it repeats."""
+"""Relative: a supercell may take another numerical method, or another artificial cell, than its unit cell."""
 
 
 def run_suite(
@@ -181,7 +181,9 @@ def run_suite(
     n_draws: int = 3,
     checks: dict[str, Check] = CHECKS,
 ) -> list[Result]:
-    """Every check in every precision, as the model is and, where that can be done, with its far field scaled up.
+    """Run every check in every precision, as the model is and with its far field scaled up.
+
+    The far field is scaled up where that can be done.
 
     Args:
         loaded: the model; it is not changed.
@@ -219,7 +221,7 @@ def _tasks(
 
 
 def bounds(subject: Subject, name: str, dtype: DtypeName) -> tuple[np.ndarray, str]:
-    """EV by which each structure's energy may change, and why: rounding, or the ε of its numerical method."""
+    """Bounds on each structure's change in energy, eV, and why: rounding, or its method's ε."""
     magnitude = subject.reference.magnitude
     if name in BITWISE:
         return np.zeros_like(magnitude), "bitwise"
@@ -243,10 +245,10 @@ def bounds(subject: Subject, name: str, dtype: DtypeName) -> tuple[np.ndarray, s
 
 
 def _has_a_grid(way: str, data: Data) -> bool:
-    """Whether a change of the structure may move it through a grid.
+    """True if a change of the structure may move it through a grid.
 
-    Along a lattice it does. Where nothing repeats, the grid turns with the structure, but equal principal axes leave
-    open which way it lies.
+    Along a lattice it does. If nothing repeats, the grid rotates with the structure, but equal principal axes leave
+    its orientation open.
     """
     return way == "mesh" or (way == "waves" and int(data.pbc.sum()) < 2)
 
@@ -257,14 +259,14 @@ def _judge(name: str, dtype: DtypeName, scaled: bool, subject: Subject, found: S
     if not len(chosen):
         return Result(name, dtype, scaled, np.nan, np.nan, np.nan, why, 0)
     change = np.abs(np.concatenate([c.found - c.expected for c in found]))
-    # A NaN is a failure, not a comparison that comes out false.
+    # A NaN is a failure, not a comparison that is False.
     change = np.where(np.isfinite(change), change, np.inf)
     used = np.where(change == 0, 0.0, change / np.maximum(bound[chosen], 1e-300))
     return Result(name, dtype, scaled, change.max(), float(np.median(change)), used.max(), why, len(chosen))
 
 
 def _precision(subjects: Sequence[Subject], scaled: bool) -> Result:
-    """Single against double precision: what rounding does to the energy itself, not a symmetry."""
+    """Compare single with double precision: the effect of rounding on the energy itself."""
     single, double = (s.reference for s in subjects)
     change = np.abs(single.energy - double.energy)
     bound = np.maximum(1e-4, 1e-5 * double.magnitude)

@@ -1,6 +1,6 @@
-"""Structures to try a model on, changes of them that mean nothing, and their energies.
+"""Test structures, transformations that must not change the energy, and their energies.
 
-No property of the far field is proven by a far field that is zero, so there is a way to make it matter.
+A far field that is zero proves nothing about its properties, so there is a way to scale it up.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ MOLECULES = ("CO2", "NH3", "CH4", "CH3OH", "CH3CH2OH", "C6H6", "C60")
 METALS = ("Cu", "Pt", "Ni", "Ag", "Au", "Pd")
 N_METALS = 2
 PER_ATOM = ("atomic_numbers", "positions", "tags", "fixed")
-"""Fields of a structure that a prediction looks at and that have a row for each atom."""
+"""Fields used in a prediction that have a row for each atom."""
 SHARE = 0.3
-"""Of the spread of the energies: what removing the far field must move them by, on average."""
+"""Mean change on removing the far field, relative to the spread of the energies."""
 FRAGMENTS_APART = 8.0
-"""Å, between the nearest atoms of two fragments whose energies ought to add up."""
+"""Å, between the nearest atoms of two fragments whose energies should add up."""
 ADDITIVE = 0.02
 """eV."""
 
 Transformation = Callable[[Data, np.random.Generator], Data]
-"""The same atoms, written down differently."""
+"""Random change to the description of the same atoms."""
 
 
 def builtin_structures(elements: Collection[int]) -> tuple[list[Data], bool]:
-    """Molecules, slabs with one, and crystals, made of the elements a model knows.
+    """Build molecules, slabs and crystals from the elements that a model knows.
 
     Args:
         elements: atomic numbers.
 
     Returns:
-        The structures, and whether all their elements are known; where too few are, unknown ones serve.
+        The structures, and whether the model knows all their elements; if it knows too few, others are used.
     """
     known = {chemical_symbols[z] for z in elements}
     metals = ([metal for metal in METALS if metal in known] or list(METALS))[:N_METALS]
@@ -60,7 +60,7 @@ def builtin_structures(elements: Collection[int]) -> tuple[list[Data], bool]:
 
 
 def _made(metals: Sequence[str]) -> Iterator[tuple[str, Atoms]]:
-    """Molecules, crystals, and slabs: of each metal one as in OC20, and one that is open along its normal."""
+    """Yield molecules, crystals, and slabs, of each metal one as in OC20 and one open along z."""
     for name in MOLECULES:
         atoms = molecule(name)
         atoms.set_tags([TAG_ADSORBATE] * len(atoms))
@@ -80,39 +80,39 @@ def _made(metals: Sequence[str]) -> Iterator[tuple[str, Atoms]]:
 
 
 def is_periodic(data: Data) -> bool:
-    """Whether the structure repeats along any axis."""
+    """True if the structure repeats along any axis."""
     return bool(data.pbc.any())
 
 
 def rotation(data: Data, random: np.random.Generator) -> Data:
-    """A random rotation about the origin, of positions and cell."""
+    """Rotate positions and cell at random about the origin."""
     return _turned(data, _orthogonal(random, determinant=1))
 
 
 def reflection(data: Data, random: np.random.Generator) -> Data:
-    """A random rotation with a reflection."""
+    """Rotate at random and reflect."""
     return _turned(data, _orthogonal(random, determinant=-1))
 
 
 def translation(data: Data, random: np.random.Generator) -> Data:
-    """A shift of all atoms by up to 50 Å along each axis."""
+    """Shift all atoms by up to 50 Å along each axis."""
     return _changed(data, positions=data.positions + torch.from_numpy(random.uniform(-50, 50, size=3)))
 
 
 def permutation(data: Data, random: np.random.Generator) -> Data:
-    """The atoms in another order."""
+    """Reorder the atoms at random."""
     order = torch.from_numpy(random.permutation(len(data.atomic_numbers)))
     return _changed(data, **{name: data[name][order] for name in PER_ATOM})
 
 
 def wrapping(data: Data, random: np.random.Generator) -> Data:
-    """Every atom of a periodic structure moved by a random lattice vector of its own."""
+    """Move every atom of a periodic structure by its own random lattice vector."""
     n = random.integers(-2, 3, size=(len(data.atomic_numbers), 3)) * data.pbc[0].numpy()
     return _changed(data, positions=data.positions + torch.from_numpy(n.astype(np.float64)) @ data.cell[0])
 
 
 def cell_change(data: Data, random: np.random.Generator) -> Data:
-    """Another basis of the same lattice: a random integer matrix of determinant ±1 on the periodic vectors."""
+    """Change the basis of the lattice by a random integer matrix of determinant ±1."""
     axes = np.flatnonzero(data.pbc[0].numpy())
     matrix = np.eye(3)
     for _ in range(3 if len(axes) > 1 else 0):
@@ -125,7 +125,7 @@ def cell_change(data: Data, random: np.random.Generator) -> Data:
 
 
 def doubled(data: Data, random: np.random.Generator) -> Data:
-    """The same crystal with twice as many atoms in its cell, along a random periodic axis."""
+    """Double the cell along a random periodic axis."""
     axis = int(random.choice(np.flatnonzero(data.pbc[0].numpy())))
     cell = data.cell.clone()
     cell[0, axis] *= 2
@@ -152,16 +152,16 @@ def _turned(data: Data, matrix: np.ndarray) -> Data:
 
 def _orthogonal(random: np.random.Generator, determinant: int) -> np.ndarray:
     q, _ = np.linalg.qr(random.normal(size=(3, 3)))
-    # An odd dimension: the sign of the matrix is the sign of the determinant.
+    # In an odd dimension, the sign of the matrix is the sign of the determinant.
     return q * np.sign(np.linalg.det(q)) * determinant
 
 
 class Energies(NamedTuple):
-    """Of a list of structures, in one batch.
+    """Energies of a list of structures, in one batch.
 
     Attributes:
         energy: (n_structures,) eV, float64.
-        magnitude: (n_structures,) eV: Σ_i |e_i| over the atoms, what rounding errors are relative to.
+        magnitude: (n_structures,) eV: Σ_i |e_i| over the atoms, the scale of rounding errors.
         contractions: as in :class:`~molflt.model.energy_model.ModelOutput`.
     """
 
@@ -171,7 +171,7 @@ class Energies(NamedTuple):
 
 
 def energies(model: EnergyModel, structures: Sequence[Data], padding: int = 0) -> Energies:
-    """Evaluate at least one structure in one batch, with ``padding`` empty places beyond the largest."""
+    """Evaluate structures in one batch, with ``padding`` empty places beyond the largest."""
     collate = StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated)
     batch = collate(list(structures)).to(model.device)
     n_max = max(len(data.atomic_numbers) for data in structures) + padding
@@ -182,10 +182,10 @@ def energies(model: EnergyModel, structures: Sequence[Data], padding: int = 0) -
 
 
 def far_share(model: EnergyModel, structures: Sequence[Data]) -> float:
-    """Mean change of energy when the far field is removed, over the mean absolute deviation of the learnt energies.
+    """Mean energy change on removing the far field, relative to the energies' deviation.
 
-    Learnt: without the standardiser's references. A single structure has no deviation; its learnt energy
-    itself stands in.
+    The denominator is the mean absolute deviation of the learnt energies, without reference energies. A single
+    structure has no deviation; its learnt energy itself is used instead.
     """
     whole = energies(model, structures).energy
     statistics = model.standardiser
@@ -197,10 +197,10 @@ def far_share(model: EnergyModel, structures: Sequence[Data]) -> float:
 
 
 def scaled_until_it_matters(model: EnergyModel, structures: Sequence[Data]) -> EnergyModel | None:
-    """A copy whose far weights are multiplied by the least power of two that reaches :data:`SHARE`.
+    """Multiply the far weights by the least power of two that reaches :data:`SHARE`, in a copy.
 
-    None where no factor up to 2^16 is enough: without a far field, or where structures differ so much in composition
-    that it cannot compete.
+    None if no factor up to 2^16 is enough: without a far field, or if structures differ so much in composition that
+    it cannot compete.
     """
     for power in range(17):
         scaled = with_far_weights_times(model, 2.0**power)
@@ -210,12 +210,12 @@ def scaled_until_it_matters(model: EnergyModel, structures: Sequence[Data]) -> E
 
 
 def has_far_field(model: EnergyModel) -> bool:
-    """Whether any layer has weights of the RPE function."""
+    """True if any layer has weights of the RPE function."""
     return any(name.endswith("rpe_weights") and p.numel() for name, p in model.named_parameters())
 
 
 def with_far_weights_times(model: EnergyModel, factor: float) -> EnergyModel:
-    """A copy with the weights of the RPE function multiplied, in every layer."""
+    """Copy a model with the weights of the RPE function multiplied, in every layer."""
     out = copy.deepcopy(model)
     with torch.no_grad():
         for name, parameter in out.named_parameters():
@@ -225,14 +225,14 @@ def with_far_weights_times(model: EnergyModel, factor: float) -> EnergyModel:
 
 
 def additivity(model: EnergyModel, structures: Sequence[Data]) -> np.ndarray:
-    """How far the energies of two structures are from adding up with 8 Å between them: E(AB) − E(A) − E(B).
+    """Deviation E(AB) − E(A) − E(B) of the energy of two structures with 8 Å between them.
 
     Args:
         model: in evaluation mode.
-        structures: those that are not periodic are paired, each with the next.
+        structures: isolated ones are paired, each with the next.
 
     Returns:
-        (n_isolated,) eV. The mean of the standardiser, which belongs to no atom, is counted for each structure.
+        (n_isolated,) eV. The scale_shift mean, which belongs to no atom, is counted for each structure.
     """
     isolated = [data for data in structures if not bool(data.pbc.any())]
     if not isolated:

@@ -1,4 +1,4 @@
-"""The evaluation: a labelled set beside what a model predicts for it, and the errors of groups of structures."""
+"""Evaluation of a model on a labelled set: predictions, labels, and errors of groups."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StructureTable:
-    """One row for each of n labelled structures.
+    """Labels and properties of n structures, one row each.
 
     Attributes:
-        names: where each comes from.
+        names: where each structure comes from.
         formulas: chemical formulas.
-        elements: the atomic numbers that occur.
+        elements: the atomic numbers present.
         sizes: (n,) numbers of atoms.
-        adsorbates: what is adsorbed; empty where the structure does not say.
+        adsorbates: the adsorbed species; empty if the structure does not name it.
         expected: (n,) eV, the labels.
-        references: (n,) eV, sums of the model's energies of elements: what of a label is no merit of a model; zero
-            for models without.
+        references: (n,) eV, sums of the model's reference energies of the elements, the part of a label that is no
+            merit of the model; zero for models without them.
         forces: (n_atoms, 3) eV/Å of each structure; None unless forces are evaluated.
         fixed: (n_atoms,) bool of each structure, the atoms that may not move; None likewise.
     """
@@ -64,7 +64,7 @@ class StructureTable:
     fixed: list[np.ndarray] | None = None
 
     def of(self, places: Sequence[int]) -> StructureTable:
-        """Some of the rows."""
+        """Select some of the rows."""
         columns = {each.name: getattr(self, each.name) for each in fields(self)}
         arrays = {name: column[places] for name, column in columns.items() if isinstance(column, np.ndarray)}
         lists = {name: [column[k] for k in places] for name, column in columns.items() if isinstance(column, list)}
@@ -74,16 +74,16 @@ class StructureTable:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """The n structures of a labelled set that have a label and a prediction.
+    """Labels and predictions for the n usable structures of a set.
 
     Attributes:
         name: of the set, such as ``val``.
         source: the file or folder it is from.
         structures: the structures, in the order of all that follows.
-        table: what they are, with their labels.
-        prediction: their energies, the spread of these and how they were computed.
+        table: their properties and labels.
+        prediction: their energies, the uncertainty of these and how they were computed.
         skipped: for each structure of the set that was left out, the reason.
-        warnings: what looks wrong with the labels, or that the model was trained on them.
+        warnings: suspicious labels, or the fact that the model was trained on them.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Evaluation:
 
     @cached_property
     def forces(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Expected and predicted forces on all atoms free to move, (n_free, 3) eV/Å; None unless evaluated."""
+        """Expected and predicted forces on free atoms, (n_free, 3) eV/Å; None unless evaluated."""
         if self.prediction.forces is None or self.table.forces is None or self.table.fixed is None:
             return None
         free = ~np.concatenate(self.table.fixed)
@@ -144,7 +144,7 @@ class Evaluation:
         return None if (found := self.force_metrics) is None else found.force_mae
 
     def calibration(self) -> Calibration | None:
-        """Whether the ensemble's spread is as large as its errors; None for one model.
+        """Compare the ensemble's spread with its errors; None for one model.
 
         Raises:
             InputError: see :func:`molflt.prediction.uncertainty.calibrate`.
@@ -160,7 +160,9 @@ class Evaluation:
         return f"Evaluation({self.name!r}, {len(self):,} structures, MAE {self.mae:.4f} eV)"
 
     def to_pandas(self) -> DataFrame:
-        """A row for each structure: name, formula, n_atoms, expected, predicted and error in eV, of an ensemble std.
+        """Make a row for each structure: name, formula, n_atoms and energies.
+
+        Expected, predicted and error are in eV, as is std, which an ensemble has as well.
 
         Raises:
             InputError: pandas, which molflt does not need otherwise, is not installed.
@@ -174,7 +176,7 @@ class Evaluation:
         return DataFrame(columns if self.std is None else columns | {"std": self.std})
 
     def worst(self, n: int = 10) -> list[int]:
-        """Places of the structures with the largest errors, the worst first."""
+        """Return the places of the structures with the largest errors, the worst first."""
         return [int(k) for k in np.argsort(-np.abs(self.error), kind="stable")[:n]]
 
 
@@ -193,7 +195,7 @@ def evaluate(
     max_atoms: int = DEFAULT_MAX_ATOMS,
     options: ReadOptions = DEFAULT,
 ) -> Evaluation:
-    """Predict a labelled set, and set the predictions beside the labels.
+    """Predict a labelled set and compare the predictions with the labels.
 
     Args:
         model: a model or an ensemble: loaded, or anything that :func:`molflt.load` loads.
@@ -202,13 +204,13 @@ def evaluate(
         name: of the set; None: that of the file.
         label: name of the energy in the data; None: as in training.
         unit: of the energy in the data; None: as in training.
-        per: what an energy in the data is of; None: as in training.
+        per: whether an energy in the data is of a structure or per atom; None: as in training.
         force_label: name of the forces in the data; None: as in training.
         force_unit: of the forces in the data, as in Hartree/bohr; None: as in training.
         forces: evaluate forces as well; None: where they were trained and the data have them.
         device: where to compute, unless the model says so itself: auto, cpu or cuda.
         max_atoms: atoms per batch; bounds memory, changes no result.
-        options: of reading; with ``on_bad="skip"`` structures that cannot be read, used or computed are left out.
+        options: for reading; with ``on_bad="skip"`` structures that cannot be read, used or computed are left out.
 
     Raises:
         InputError: the data cannot be read, structures have no label, or none is left to evaluate.
@@ -252,12 +254,12 @@ def evaluate(
 
 
 def measured(model: Model | Sequence[LoadedModel], data: str, **given: Any) -> tuple[Uncertainty, Evaluation]:
-    """Measure the uncertainty of a model, or of an ensemble, on labelled structures that it was not trained on.
+    """Measure the uncertainty of a model or an ensemble on structures not used in training.
 
-    What the members' files know of their errors is left aside. ``data`` and ``given`` are for :func:`evaluate`.
+    Uncertainties stored in the members' files are ignored. ``data`` and ``given`` are for :func:`evaluate`.
 
     Returns:
-        How wide errors are, and the evaluation.
+        The measured uncertainty, and the evaluation.
 
     Raises:
         InputError: as :func:`evaluate`, or too few structures.
@@ -270,13 +272,13 @@ def measured(model: Model | Sequence[LoadedModel], data: str, **given: Any) -> t
 
 
 def _another_unit(spec: LabelSpec, table: StructureTable, predicted: np.ndarray, source: str) -> list[str]:
-    """A warning where the predictions fit the labels in another unit, and do not in that which is given."""
+    """Warn if the predictions fit the labels in another unit, but not in the given one."""
     shares = {}
     for unit, factor in ENERGY_UNITS.items():
         found = energy_metrics(predicted, table.expected * (factor / spec.energy_factor), table.references)
         shares[unit] = found.mae_over_mad
     best = min(shares, key=lambda unit: shares[unit])
-    # Of few or equal labels, the deviation says nothing.
+    # For few or equal labels, the deviation says nothing.
     if best == spec.unit or not shares[best] < 0.3 or not shares[spec.unit] > 3 * shares[best]:
         return []
     return [
@@ -286,16 +288,16 @@ def _another_unit(spec: LabelSpec, table: StructureTable, predicted: np.ndarray,
 
 
 def _has_forces(dataset: StructureDataset) -> bool:
-    """Whether the first structure that can be read has forces."""
+    """True if the first readable structure has forces."""
     for k in range(len(dataset)):
-        # What is wrong with it is said when all are read.
+        # Errors are reported when all structures are read.
         with suppress(InputError):
             return "forces" in dataset[k]
     return False
 
 
 def _read(screening: Screening, forces: bool, of_element: np.ndarray) -> StructureTable:
-    """A pass over the structures that can be used; ``of_element`` are reference energies by atomic number, eV."""
+    """Read the usable structures; ``of_element`` are reference energies by atomic number, eV."""
 
     def look(_: int, data: Data) -> tuple[Any, ...]:
         numbers = data.atomic_numbers.numpy()

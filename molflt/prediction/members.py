@@ -1,4 +1,4 @@
-"""The model files behind a path: one, a model that comes with the package, or the members of an ensemble."""
+"""Model files behind a path: a single model, a pretrained one, or members of an ensemble."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ ModelPath = str | os.PathLike[str]
 
 
 def member_paths(path: ModelPath) -> list[Path]:
-    """A model file itself, the best model of a run directory, or those of an ensemble's members.
+    """Return a model file, the best model of a run directory, or an ensemble's member files.
 
     Args:
-        path: of a file or folder, or ``pretrained:NAME`` for a model that comes with the package; with ``#K`` behind
-            it, the same.
+        path: of a file or folder, or ``pretrained:NAME`` for a model that comes with the package; ``#K`` at its end
+            is ignored.
 
     Raises:
-        InputError: no such pretrained model, a folder that is no finished run, or an ensemble of which members are
-            missing.
+        InputError: no such pretrained model, a folder that is not a finished run, or an ensemble with missing
+            members.
     """
     path, _ = split_member(path)
     if str(path).startswith(PRETRAINED_PREFIX):
@@ -54,7 +54,7 @@ def member_paths(path: ModelPath) -> list[Path]:
 
 
 def pretrained_models() -> dict[str, Path]:
-    """Name and file of every model that comes with the package; each has a card NAME.md beside it."""
+    """Return name and file of every model in the package; each has a card NAME.md beside it."""
     folder = Path(str(resources.files("molflt"))) / "pretrained"
     return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
 
@@ -73,12 +73,12 @@ def load_members(
 
     Args:
         models: a model file, a run directory, the directory of an ensemble, ``pretrained:NAME``, one of these with
-            ``#K`` behind it for its K-th member, counted from 0, a model that is loaded already, or several of them:
+            ``#K`` behind it for its K-th member, counted from 0, a loaded model, or several of them:
             one ensemble.
-        frequencies: see :func:`molflt.model.model_file.load_model`; loaded models stay as they are.
+        frequencies: see :func:`molflt.model.model_file.load_model`; loaded models are left as they are.
 
     Raises:
-        InputError: a file cannot be used, or members that predict different things.
+        InputError: a file cannot be used, or the members predict different quantities.
     """
     one = isinstance(models, str | bytes | os.PathLike) or not isinstance(models, Iterable)
     given: list[Any] = [models] if one else list(models)  # type: ignore[arg-type]
@@ -103,26 +103,26 @@ def load_members(
 
 
 def uncertainty_of(members: Sequence[LoadedModel]) -> Uncertainty | None:
-    """What the file of these members knows of the errors of their mean; None: nothing, or these are not all of it."""
+    """Return the uncertainty stored for exactly these members; None if there is none."""
     known = members[0].metadata.uncertainty
     return known if known is not None and known.n_members == len(members) else None
 
 
 def meaning_of_uncertainty(members: Sequence[LoadedModel]) -> str | None:
-    """What is given as the uncertainty of a prediction, in words; None: nothing is."""
+    """Describe in words the uncertainty given with a prediction; None if there is none."""
     if (known := uncertainty_of(members)) is not None:
         return str(known)
     return f"standard deviation over the {len(members)} members of the ensemble" if len(members) > 1 else None
 
 
 def calibrated(members: Sequence[LoadedModel], known: Uncertainty | None) -> list[LoadedModel]:
-    """The members with other knowledge of the errors of their mean; None: with none."""
+    """Replace the members' stored uncertainty; None removes it."""
     changed = {"uncertainty": known}
     return [replace(member, metadata=member.metadata.model_copy(update=changed)) for member in members]
 
 
 def _load(path: ModelPath, frequencies: MethodName | None) -> list[LoadedModel]:
-    """The members behind one path, under the name that it was given."""
+    """Load the members behind one path, under the given name."""
     whole, k = split_member(path)
     files = member_paths(whole)
     members = [replace(member, name=str(path)) for file in files for member in load_models(file, frequencies)]
@@ -134,7 +134,7 @@ def _load(path: ModelPath, frequencies: MethodName | None) -> list[LoadedModel]:
 
 
 def split_member(path: ModelPath) -> tuple[ModelPath, int | None]:
-    """A path, and which of its members is meant, as in ``pretrained:fg#0``; None: all of them."""
+    """Split a path such as ``pretrained:fg#0`` into path and member; None: all members."""
     whole, _, number = str(path).rpartition("#")
     if not whole or not (number.isascii() and number.isdigit()) or os.path.exists(path):
         return path, None
@@ -142,10 +142,9 @@ def split_member(path: ModelPath) -> tuple[ModelPath, int | None]:
 
 
 def load_member(path: ModelPath, say: Callable[[str], None], frequencies: MethodName | None = None) -> LoadedModel:
-    """Load one model: a model file, the best of a run directory, or a member of an ensemble, by default the first.
+    """Load one model: a file, the best of a run, or an ensemble's member, by default the first.
 
-    Arguments are those of :func:`load_members`; ``say`` is told which member of an ensemble this is, where the path
-    does not say.
+    Arguments are those of :func:`load_members`; ``say`` is told which member is used if the path does not name it.
 
     Raises:
         InputError: the file cannot be used.
@@ -158,7 +157,7 @@ def load_member(path: ModelPath, say: Callable[[str], None], frequencies: Method
 
 
 def _shared(member: LoadedModel) -> dict[str, object]:
-    """What members of an ensemble must agree on."""
+    """Return the properties that members of an ensemble must agree on."""
     config = member.model.config
     return {
         "target": member.metadata.target,
@@ -170,10 +169,11 @@ def _shared(member: LoadedModel) -> dict[str, object]:
 
 
 def average_models(paths: Sequence[ModelPath], target: str | Path) -> LoadedModel:
-    """Average the weights of model files of one run (stochastic weight averaging, arXiv 1803.05407) and save them.
+    """Average the weights of model files of one run, and save them.
 
-    The result is one model that is often better than each. Models of different seeds are not checkpoints of one
-    run: the mean of their weights means nothing, while the mean of their predictions (an ensemble) does.
+    This is stochastic weight averaging (arXiv 1803.05407): one model that is often better than each. Models of
+    different seeds are not checkpoints of one run: the mean of their weights means nothing, while the mean of their
+    predictions (an ensemble) does.
 
     Args:
         paths: model files with equal configuration, random features and statistics.
@@ -215,7 +215,7 @@ def _average(paths: Sequence[ModelPath], target: Path) -> LoadedModel:
             elif not torch.equal(tensor, state[name]):
                 raise InputError(f"{path}: '{name}' differs from that of {paths[0]}; they are not of one run")
     first.model.load_state_dict({**state, **{name: total / len(paths) for name, total in sums.items()}})
-    # Nothing is known of the errors of these weights.
+    # The errors of these weights are not known.
     metadata = first.metadata.model_copy(update={"validation": {}, "uncertainty": None})
     save_model(target, first.model, metadata)
     return LoadedModel(first.model, metadata, target)

@@ -1,4 +1,4 @@
-"""The numbers by which energies and forces are judged: over all structures, and by element, adsorbate or size."""
+"""Error metrics of energies and forces, over a set and by element, adsorbate or size."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class EnergyMetrics:
         energy_mae: mean absolute error, eV.
         energy_rmse: root mean square error, eV.
         ewt: share of errors below 0.02 eV.
-        mad: mean absolute deviation of the targets, less reference energies, from their mean, eV: the error of the
-            best constant, nearly.
-        mae_over_mad: the first divided by the last; 1 is no better than a constant.
+        mad: mean absolute deviation of the targets, less reference energies, from their mean, eV: nearly the error of
+            the best constant.
+        mae_over_mad: ``energy_mae`` divided by ``mad``; 1 is no better than a constant.
     """
 
     n: int
@@ -43,12 +43,12 @@ class EnergyMetrics:
 
 @dataclass(frozen=True)
 class ForceMetrics:
-    """Errors of the components of predicted forces on one labelled set; NaN where no atom is free to move.
+    """Errors of predicted force components on one labelled set; NaN if no atom is free to move.
 
     Attributes:
         force_mae: mean absolute error, eV/Å.
         force_rmse: root mean square error, eV/Å.
-        force_rms: root mean square of the labels, eV/Å: the error of a model that knows no forces.
+        force_rms: root mean square of the labels, eV/Å: the error of predicting no forces.
     """
 
     force_mae: float
@@ -65,7 +65,10 @@ def force_metrics(predicted: np.ndarray, target: np.ndarray) -> ForceMetrics:
 
 
 def energy_metrics(predicted: np.ndarray, target: np.ndarray, references: np.ndarray | float = 0.0) -> EnergyMetrics:
-    """Compare energies (n,) eV with their targets (n,) eV; ``references`` (n,) eV are no part of the deviation."""
+    """Compare energies with their targets, both (n,) eV.
+
+    ``references``, (n,) eV, are subtracted before the mean absolute deviation is taken.
+    """
     error = np.abs(np.asarray(predicted, dtype=np.float64) - np.asarray(target, dtype=np.float64))
     mad = mean_absolute_deviation(target - references)
     mae = float(error.mean())
@@ -96,25 +99,25 @@ class GroupErrors:
     n: np.ndarray
 
     def arranged(self, groups: Sequence[str]) -> GroupErrors:
-        """The groups in another order; names that are no groups are passed over."""
+        """Return the groups in another order; names that are not groups are ignored."""
         place = [self.groups.index(name) for name in groups if name in self.groups]
         return GroupErrors([self.groups[k] for k in place], self.sets, self.mae[:, place], self.n[:, place])
 
     def hardest_first(self) -> GroupErrors:
-        """The group with the largest error over all sets first."""
+        """Sort the groups by their error over all sets, the largest first."""
         pooled = np.nansum(self.mae * self.n, axis=0) / self.n.sum(axis=0)
         return self.arranged([name for _, name in sorted(zip(-pooled, self.groups, strict=True))])
 
 
 def by_element(sets: Sequence[Evaluation]) -> GroupErrors:
-    """Errors of the structures that contain an element; the hardest element first."""
+    """Errors of the structures that contain each element; the hardest element first."""
     return _grouped(sets, lambda s: [[chemical_symbols[z] for z in zs] for zs in s.table.elements]).hardest_first()
 
 
 def by_adsorbate(sets: Sequence[Evaluation]) -> GroupErrors | None:
-    """Errors of the structures with an adsorbate; the hardest first.
+    """Errors of the structures with each adsorbate; the hardest first.
 
-    Sets with a structure that names no adsorbate are left out; None where that leaves nothing.
+    Sets in which a structure names no adsorbate are left out; None if no set is left.
     """
     named = [s for s in sets if all(s.table.adsorbates)]
     if not named:
@@ -123,7 +126,7 @@ def by_adsorbate(sets: Sequence[Evaluation]) -> GroupErrors | None:
 
 
 def by_size(sets: Sequence[Evaluation]) -> GroupErrors:
-    """Errors over ranges of numbers of atoms that hold about equally many structures; the smallest first."""
+    """Errors over ranges of sizes with about equally many structures; the smallest first."""
     edges = size_edges(np.concatenate([s.table.sizes for s in sets]))
     pairs = zip(edges[:-1].tolist(), (edges[1:] - 1).tolist(), strict=True)
     ranges = [str(low) if low == high else f"{low}–{high}" for low, high in pairs]
@@ -135,14 +138,14 @@ def by_size(sets: Sequence[Evaluation]) -> GroupErrors:
 
 
 def size_edges(sizes: np.ndarray) -> np.ndarray:
-    """Whole numbers e_0 < e_1 < ...: group k has e_k atoms or more, and fewer than e_{k+1}."""
+    """Bounds e_0 < e_1 < ... of size groups: group k has at least e_k and below e_{k+1} atoms."""
     inner = np.quantile(sizes, np.linspace(0, 1, _SIZE_RANGES + 1)[1:-1], method="higher")
     edges: np.ndarray = np.unique(np.concatenate([[sizes.min()], inner, [sizes.max() + 1]]).astype(np.int64))
     return edges
 
 
 def _grouped(sets: Sequence[Evaluation], groups: Callable[[Evaluation], Iterable[list[str]]]) -> GroupErrors:
-    """Groups in the order in which they occur; ``groups`` names those of each structure."""
+    """Errors of groups in order of occurrence; ``groups`` names those of each structure."""
     errors: dict[str, list[list[float]]] = {}
     for k, evaluation in enumerate(sets):
         for names, error in zip(groups(evaluation), np.abs(evaluation.error), strict=True):

@@ -1,4 +1,4 @@
-"""The one front door: a trained model, or an ensemble, for Python and for the command line."""
+"""The entry point for Python and the command line: a trained model or an ensemble."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from molflt.vocabulary import MethodName, OnError, TagConvention
 
 
 class Model:
-    """Energies of anything that holds atoms.
+    """Energies of anything that contains atoms.
 
     Args:
         members: one model, or those of an ensemble.
@@ -36,7 +36,7 @@ class Model:
 
     Attributes:
         members: as given.
-        device: where it computes.
+        device: the device it computes on.
     """
 
     def __init__(
@@ -51,22 +51,22 @@ class Model:
 
     @property
     def metadata(self) -> ModelMetadata:
-        """What the (first) model file says of itself."""
+        """Metadata of the (first) model file."""
         return self.members[0].metadata
 
     @property
     def target(self) -> str:
-        """What is predicted: ``energy`` and ``y_init`` of the given geometry, ``y_relaxed`` of the relaxed one."""
+        """Predicted quantity: ``energy``, ``y_init`` or, of the relaxed geometry, ``y_relaxed``."""
         return self.metadata.target
 
     @property
     def uncertainty(self) -> Uncertainty | None:
-        """What the file knows of the model's errors on structures that it was not trained on; None: nothing."""
+        """Errors on structures not used in training, as stored in the file; None if unknown."""
         return uncertainty_of(self.members)
 
     @property
     def elements(self) -> list[int]:
-        """Atomic numbers that the model was trained on."""
+        """Atomic numbers in the training set."""
         return self.metadata.elements
 
     def __repr__(self) -> str:
@@ -90,22 +90,22 @@ class Model:
         allow_charged: bool = False,
         conformers: int = CONFORMERS,
     ) -> Any:
-        """Energies, in the order of the entries.
+        """Predict energies, in the order of the entries.
 
         Args:
-            structures: a list, mixed as it comes, of ASE ``Atoms``, RDKit ``Mol``, SMILES, paths, and structures
+            structures: a list, in any mixture, of ASE ``Atoms``, RDKit ``Mol``, SMILES, paths, and structures
                 under the vocabulary; or one of them. A file gives as many energies as it holds structures.
             on_error: ``raise`` names every bad entry by its index; ``skip`` warns, and gives NaN, or an empty array,
                 in its place.
-            return_std: give the uncertainty as well: what 68 % of the errors are below where the file knows it,
+            return_std: give the uncertainty as well: the bound that 68 % of the errors are below if the file has it,
                 else the standard deviation over the members of an ensemble.
             forces: give forces, (n_atoms, 3) eV/Å for each structure, as well.
             per_atom: give each atom's term of the energy, (n_atoms,) eV, as well.
-            embeddings: give what the encoder makes of each atom, (n_atoms, dim), as well.
+            embeddings: give the encoder's embedding of each atom, (n_atoms, dim), as well.
             max_atoms: atoms per batch; bounds memory, changes no result.
-            tags: how to read tags of Atoms and files, see :func:`molflt.data.ase.from_atoms`.
-            allow_charged: take ions and radicals as if they were neutral and closed-shell.
-            conformers: how many to make of a molecule without positions. The energy of a molecule with several
+            tags: convention for the tags of Atoms and files, see :func:`molflt.data.ase.from_atoms`.
+            allow_charged: treat ions and radicals as if they were neutral and closed-shell.
+            conformers: number to make of a molecule without positions. The energy of a molecule with several
                 conformers is that of the lowest.
 
         Returns:
@@ -114,8 +114,8 @@ class Model:
             ``std`` as well.
 
         Raises:
-            InputError: an entry cannot be read or computed; nothing is known for ``return_std``; the model has no
-                forces; or embeddings of an ensemble.
+            InputError: an entry cannot be read or computed; no uncertainty is known for ``return_std``; the model has
+                no forces; or embeddings of an ensemble.
         """
         if on_error not in ("raise", "skip"):
             raise InputError(f"on_error={on_error!r}: choose 'raise' or 'skip'")
@@ -128,7 +128,7 @@ class Model:
             try:
                 datasets.append(structures_of(entry, f"entry {index}", options))
             except InputError as error:
-                # It keeps one place.
+                # The entry keeps one place.
                 datasets.append(ListDataset([error]))
         found = self.predict_set(ConcatDataset(datasets), "skip", forces, per_atom, embeddings, max_atoms)
         entry_of = np.repeat(np.arange(len(entries)), [len(dataset) for dataset in datasets])
@@ -150,11 +150,11 @@ class Model:
         return (found.energies, found.std) if return_std else found.energies
 
     def reading(self, options: ReadOptions) -> ReadOptions:
-        """Options of reading for a prediction: as the model needs it; labels and their convergence do not count."""
+        """Adapt reading options to the model; labels and their convergence are ignored."""
         return replace(options, charges=self.members[0].model.config.takes_ions, accept_unconverged=True)
 
     def read(self, inputs: Sequence[str], options: ReadOptions) -> StructureDataset:
-        """Structures of several inputs, see :func:`molflt.data.open.resolve_inputs`, for :meth:`predict_set`."""
+        """Read structures for :meth:`predict_set`, see :func:`molflt.data.open.resolve_inputs`."""
         return resolve_inputs(inputs, self.reading(options))
 
     def predict_set(
@@ -166,7 +166,7 @@ class Model:
         embeddings: bool = False,
         max_atoms: int = DEFAULT_MAX_ATOMS,
     ) -> Prediction:
-        """Predict a data set, and warn of what is doubtful; arguments are those of :meth:`predict`.
+        """Predict a data set, and warn of doubtful results; arguments are those of :meth:`predict`.
 
         Raises:
             InputError: as :func:`molflt.prediction.predict.predict`.

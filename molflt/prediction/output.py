@@ -1,4 +1,4 @@
-"""What a model says of many structures, energies in their order, and its files: CSV, extxyz, OC20's npz."""
+"""Predictions for many structures, and their files: CSV, extxyz, OC20's npz."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from molflt.vocabulary import OC20Split
 
 FORMATS = (".csv", ".extxyz", ".npz")
 _STANDARD_INPUT = re.compile(r"-#\d+( \([^|!]*\))?")
-"""Names of structures from standard input, which no spreadsheet can compute."""
+"""Names of structures from standard input, which no spreadsheet evaluates as a formula."""
 BY_ATOM = ("forces", "atomic_energies", "embeddings")
-"""Fields of a prediction that hold an array for each structure."""
+"""Fields of a prediction that hold one array per structure."""
 
 
 class Conformers(NamedTuple):
-    """What was computed of a molecule with several conformers.
+    """Energies of a molecule's conformers.
 
     Attributes:
-        n: how many there are.
-        lowest: place of the one with the lowest energy, which is the molecule's.
+        n: their number.
+        lowest: index of the one with the lowest energy, which is the molecule's.
         spread: eV, the highest energy minus the lowest.
     """
 
@@ -47,27 +47,27 @@ class Conformers(NamedTuple):
 
 @dataclass
 class Prediction:
-    """Energies in the order of the structures.
+    """Energies and other predictions, in the order of the structures.
 
     Attributes:
-        energies: (n_structures,) eV, float64; the mean over the members of an ensemble; NaN where it failed.
+        energies: (n_structures,) eV, float64; the mean over the members of an ensemble; NaN for failures.
         names: where each structure came from.
         contractions: how the far field was computed ("waves") and for how many structures.
-        std: (n_structures,) eV: what 68 % of the errors are below, where the model's file knows; else the standard
-            deviation over the members (n − 1 in the denominator), or None for one model. It is measured on structures
-            inside the domain, and says nothing of others, which have an entry in ``warnings``.
-        failures: what is wrong with the structures that were skipped, by index.
-        forces: (n_atoms, 3) eV/Å of each structure; None when they were not asked for.
-        info: what each structure's file says of it, such as the columns of a table; also of those that failed.
+        std: (n_structures,) eV: the bound that 68 % of the errors are below, if the model's file has it; else the
+            standard deviation over the members (n − 1 in the denominator), or None for one model. It is measured on
+            structures inside the domain, and does not hold for others, which have an entry in ``warnings``.
+        failures: reasons for which structures were skipped, by index.
+        forces: (n_atoms, 3) eV/Å of each structure; None unless requested.
+        info: further data from each structure's file, such as the columns of a table; also for failures.
         atomic_energies: (n_atoms,) eV of each structure: the terms that, with a mean per structure where the model
-            has one, add up to its energy; None when they were not asked for.
-        embeddings: (n_atoms, dim) of each structure, what the encoder makes of its atoms; None likewise.
+            has one, add up to its energy; None unless requested.
+        embeddings: (n_atoms, dim) of each structure, the encoder's embeddings of its atoms; None likewise.
         ids: the structures' ``sid`` in OC20, or their names; empty for those that cannot be read.
         elements: atomic numbers seen.
         n_in_parts: batches that did not fit into memory and were computed in parts.
         conformers: of the molecules that have several, by index.
-        warnings: why the energy of a structure is not to be trusted, by index.
-        about: formula and, where known, name of the molecules that were given as graphs or names, by index.
+        warnings: reasons not to trust a structure's energy, by index.
+        about: formula and, if known, name of the molecules that were given as graphs or names, by index.
     """
 
     energies: np.ndarray
@@ -93,11 +93,11 @@ class Prediction:
 
     @property
     def by_atom(self) -> dict[str, list[np.ndarray]]:
-        """What was asked for of every atom, by name."""
+        """Requested per-atom predictions, by name."""
         return {name: values for name in BY_ATOM if (values := getattr(self, name)) is not None}
 
     def of(self, places: Sequence[int]) -> Prediction:
-        """The predictions of some of the structures, none of which failed."""
+        """Select the predictions of some structures, none of which failed."""
         lists = {name: [getattr(self, name)[k] for k in places] for name in (*_LISTS, *self.by_atom)}
         known = {name: getattr(self, name) for name in _BY_INDEX}
         changed: dict[str, Any] = lists | {
@@ -107,7 +107,7 @@ class Prediction:
         return replace(self, energies=self.energies[places], std=std, **changed)
 
     def of_conformers(self) -> str | None:
-        """How many conformers the energies are the lowest of, and their spread, in a line; None without any."""
+        """Summarise conformers in a line: how many, and the spread of energies; None without any."""
         if not self.conformers:
             return None
         widest = max(self.conformers, key=lambda i: self.conformers[i].spread)
@@ -120,7 +120,7 @@ class Prediction:
         )
 
     def doubts(self) -> list[str]:
-        """Energies that are not to be trusted and why, and memory that did not suffice, in some lines each."""
+        """Describe energies not to be trusted, with the reasons, and lack of memory."""
         found = []
         if lines := [f"{self.names[i]}: {reason}" for i, reason in sorted(self.warnings.items())]:
             of = f"of {len(self.names):,} structure{'s' * (len(self.names) != 1)}"
@@ -138,7 +138,7 @@ _LISTS, _BY_INDEX = ("names", "ids", "info"), ("failures", "conformers", "warnin
 
 
 def joined(parts: Iterable[Prediction]) -> Prediction:
-    """Predictions of several sets, one after the other, as one."""
+    """Concatenate predictions of several sets."""
     parts = list(parts)
     whole = Prediction(np.concatenate([np.empty(0), *(part.energies for part in parts)]), [], Counter())
     for part in parts:
@@ -159,7 +159,7 @@ def joined(parts: Iterable[Prediction]) -> Prediction:
 
 
 def conformers_of(data: Data) -> list[Data]:
-    """A structure as it is, or one for each of its conformers."""
+    """Return a structure in a list, or one structure for each of its conformers."""
     if "conformers" not in data:
         return [copy.copy(data)]
     shapes = []
@@ -172,7 +172,7 @@ def conformers_of(data: Data) -> list[Data]:
 
 
 def check_output(path: Path, oc20_split: OC20Split | None, overwrite: bool) -> None:
-    """Refuse an output before anything is computed for it.
+    """Refuse an unusable output path before the computation starts.
 
     Raises:
         InputError: an unknown suffix, a file that exists, or leaderboard keys in anything but npz.
@@ -203,12 +203,12 @@ def write_predictions(
 
     Args:
         path: ``.csv`` (name, energy, and every column or property of the inputs, ``input_NAME`` where the name is
-            taken; an apostrophe before text that a spreadsheet would compute), ``.extxyz`` (the structures with all
-            that their files say of them, the energy in ``info``; a warning names what has no place), or ``.npz``.
+            taken; an apostrophe before text that a spreadsheet would evaluate), ``.extxyz`` (the structures with all
+            data from their files, the energy in ``info``; a warning names what the format cannot hold), or ``.npz``.
         prediction: of the structures; those that failed keep their place in csv and npz, with NaN for an energy, and
             are left out of extxyz.
-        structures: in the same order; None does for csv and npz.
-        target: what was predicted; names the energy.
+        structures: in the same order; None suffices for csv and npz.
+        target: the predicted quantity; names the energy.
         oc20_split: for npz: use the leaderboard's keys, ``{split}_ids`` and ``{split}_energy``; other splits already
             in the file stay, so that four runs make one submission.
 
@@ -217,7 +217,7 @@ def write_predictions(
     """
     if structures is None and path.suffix == ".extxyz":
         raise InputError(f"{path}: extxyz holds structures, and there are energies only; choose csv or npz")
-    # Of four runs that make one file, each reads what the others have written.
+    # Of four runs that make one file, each reads the results of the others.
     with sole_writer(path, wait=True) if oc20_split else nullcontext(), atomic_file(path) as temporary:
         if path.suffix == ".csv":
             with open(temporary, "w", newline="", encoding="utf-8") as handle:
@@ -254,9 +254,9 @@ def write_predictions(
 
 
 def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:
-    """Of the CSV file, by their names: what is predicted, then what the structures' files say of them."""
+    """Columns of the CSV file, by name: predictions, then data from the structures' files."""
     n = len(prediction.names)
-    # Predictions of elsewhere have no such columns.
+    # Predictions made elsewhere have no such columns.
     info = prediction.info or [{}] * n
     own = [str(given.get("name") or "") for given in info]
     columns = {
@@ -284,7 +284,7 @@ def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:
 
 
 def _cell(value: Any) -> str:
-    """A number as it is, other text such that no spreadsheet computes it; nothing for arrays."""
+    """Format a number, or text that no spreadsheet evaluates; empty for arrays."""
     if np.ndim(value):
         return ""
     try:
@@ -295,7 +295,7 @@ def _cell(value: Any) -> str:
 
 
 def _no_formula(text: str) -> str:
-    """With an apostrophe before what a spreadsheet would compute, as spreadsheets write text that is no formula."""
+    """Prefix an apostrophe to text that a spreadsheet would evaluate as a formula."""
     text = printable(text)
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _STANDARD_INPUT.fullmatch(text) else text
 

@@ -1,4 +1,4 @@
-"""Energies of many structures, batched by an atom budget, in the order given."""
+"""Energies of many structures, in the given order, in batches limited by a number of atoms."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ DEFAULT_MAX_ATOMS = 2048
 
 
 def system_id(structure: Data) -> str:
-    """What the leaderboard of OC20 calls a structure: its ``sid``, or its name."""
+    """Identifier of a structure for OC20's leaderboard: its ``sid``, or its name."""
     return str(int(structure.sid)) if "sid" in structure else str(structure.name)
 
 
 def unlabelled(data: Data) -> Data:
-    """A structure as a prediction needs it, without targets."""
+    """Copy a structure as a prediction needs it, without targets."""
     data = copy.copy(data)
     for name in LABELS:
         if name in data:
@@ -45,10 +45,10 @@ def unlabelled(data: Data) -> Data:
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto``: the GPU when there is one, else the CPU.
+    """Choose a device; ``auto``: the GPU if there is one, else the CPU.
 
     Raises:
-        InputError: the device does not exist here.
+        InputError: the device is not available.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -67,14 +67,14 @@ def choose_device(name: str) -> torch.device:
 
 
 def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]:
-    """Symbols of elements the model was not trained on."""
+    """Return the symbols of elements that the model was not trained on."""
     return [chemical_symbols[z] for z in sorted(atomic_numbers - set(loaded.metadata.elements))]
 
 
 def outside(loaded: LoadedModel, data: Data) -> list[Reason]:
-    """Why a structure is outside the domain that the model's file states, see :mod:`molflt.data.quality.domain`.
+    """Reasons why a structure is outside the model's stated domain; empty if it is inside.
 
-    Empty: it is inside.
+    See :mod:`molflt.data.quality.domain`.
     """
     return domain.outside(loaded.metadata.domain, loaded.metadata.elements, data)
 
@@ -93,19 +93,19 @@ def predict(
 
     Args:
         loaded: the model, or the members of an ensemble, which need the same neighbours.
-        dataset: structures without neighbour lists; they are computed here.
+        dataset: structures without neighbour lists, which are computed here.
         device: where to compute.
         max_atoms: atoms per batch; bounds memory, changes no result.
-        on_error: ``skip`` goes on without structures that cannot be read or computed, and says which in
+        on_error: ``skip`` continues without structures that cannot be read or computed, and lists them in
             ``failures``.
         forces: predict forces as well.
         per_atom: give each atom's term of the energy as well.
-        embeddings: give what the encoder makes of each atom as well; of one model only.
+        embeddings: give the encoder's embedding of each atom as well; for one model only.
 
     Raises:
         InputError: structures cannot be read or computed, of which the first ten are named; forces of a model whose
-            energy is not that of the given geometry; or embeddings of an ensemble, whose members' have nothing in
-            common.
+            energy is not that of the given geometry; or embeddings of an ensemble, whose members' embeddings are
+            unrelated.
     """
     members = [loaded] if isinstance(loaded, LoadedModel) else list(loaded)
     if forces and (reason := why_no_forces(members[0].metadata.target)):
@@ -130,15 +130,15 @@ def predict_batches(
 
     Args:
         members: the model, or those of an ensemble.
-        dataset: as of :func:`predict`, as ``device`` and ``on_error`` are.
-        batches: indices of the structures that are computed together. Company changes no more than the last digits of
+        dataset: see :func:`predict`, also for ``device`` and ``on_error``.
+        batches: indices of the structures that are computed together. The choice changes at most the last digits of
             an energy.
         device: where to compute.
-        on_error: what a bad structure does.
-        wanted: those of ``BY_ATOM`` that are wanted as well.
+        on_error: how to treat a bad structure.
+        wanted: the fields of ``BY_ATOM`` to compute as well.
 
     Yields:
-        For every batch, the predictions in its order; ``failures`` are counted in it.
+        For every batch, the predictions in its order; ``failures`` are indexed within the batch.
 
     Raises:
         InputError: structures cannot be read or computed.
@@ -176,7 +176,7 @@ def _predict_batch(
         found.failures[position] = printable(str(error), keep="\n\t")
 
     config, known = models[0].config, uncertainty_of(members)
-    # By their places in the batch, what is computed for each structure: itself, or its conformers.
+    # The structures to compute for each place in the batch: the structure itself, or its conformers.
     shapes: dict[int, list[Data]] = {}
     for position, index in enumerate(indices):
         try:
@@ -195,11 +195,11 @@ def _predict_batch(
         except InputError as error:
             shapes.pop(position, None)
             fail(position, error)
-    # (n_members, n_conformers) of each, and what is wanted of the atoms of each conformer.
+    # Energies (n_members, n_conformers) of each, and the requested predictions for the atoms of each conformer.
     energies = {position: np.full((len(models), len(each)), np.nan) for position, each in shapes.items()}
     of_atoms: dict[tuple[int, int], dict[str, np.ndarray]] = {}
-    # The first conformers of all are computed together, then the second: none of these batches is larger than the
-    # one asked for.
+    # The first conformers of all are computed together, then the second, and so on: no such batch is larger than
+    # the requested one.
     for k in range(max(map(len, shapes.values()), default=0)):
         part = [place for place, each in shapes.items() if k < len(each) and place not in found.failures]
         results = _each(models, [shapes[place][k] for place in part], device, wanted, found)
@@ -232,7 +232,7 @@ def _predict_batch(
 
 
 _Result = tuple[np.ndarray, str, dict[str, np.ndarray]]
-"""Of a structure: (n_models,) energies in eV, how the far field was computed, and what is wanted of its atoms."""
+"""Result for a structure: (n_models,) energies in eV, the far-field method, and per-atom predictions."""
 
 
 def _each(
@@ -242,7 +242,7 @@ def _each(
     wanted: Sequence[str],
     found: Prediction,
 ) -> Sequence[_Result | InputError]:
-    """Compute a batch, in halves where it does not fit into memory or the model refuses a structure of it."""
+    """Compute a batch, in halves if memory is short or the model refuses one of its structures."""
     if not structures:
         return []
     try:
@@ -262,7 +262,7 @@ def _each(
 
 
 def lowest_of(loaded: LoadedModel | Sequence[LoadedModel], data: Data, device: torch.device | str) -> Data:
-    """A structure, in that of its conformers which has the lowest energy.
+    """Select the conformer with the lowest energy.
 
     Raises:
         InputError: an energy that cannot be computed.
@@ -300,7 +300,7 @@ def _compute(
 
 
 def why_no_forces(target: str) -> str | None:
-    """Why a model of this target has no forces; None where it has them."""
+    """Explain why a model of this target has no forces; None if it has them."""
     if target in DIFFERENTIABLE:
         return None
     return (
@@ -311,7 +311,7 @@ def why_no_forces(target: str) -> str | None:
 
 
 def doubt_of_forces(metadata: ModelMetadata) -> str | None:
-    """What to say of the forces of a model that has learnt energies at minima only; None of others."""
+    """Warn about forces of a model that has learnt energies at minima only; None for others."""
     trained = any(key.endswith("force_mae") for key in metadata.validation)
     if trained or (metadata.domain is not None and metadata.domain.knows_displaced):
         return None

@@ -1,7 +1,7 @@
-"""A prediction in parts: by several processes at once, or one after the other, with the same result.
+"""Prediction in parts, by several processes or one after the other, with the same result.
 
-The file of a shard has a header, and a line of JSON for every batch, appended when it is computed. A process that is
-killed leaves at worst a line that is cut short; what follows the last whole line counts as not computed.
+A shard's file has a header and a line of JSON for every batch, appended when it is computed. A killed process leaves
+at worst an incomplete last line, which counts as not computed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read ``"2/8"``.
-
-        Raises:
-            InputError: the text is anything else.
-        """
+        """Read ``"2/8"``; other text raises ``InputError``."""
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         shard = cls(*map(int, found.groups())) if found else cls(0, 0)
         if not 1 <= shard.number <= shard.count:
@@ -56,7 +52,7 @@ class Shard:
         return shard
 
     def path(self, out: Path) -> Path:
-        """The file of the shard: beside the output, whose name it extends; sorted, the files are in order."""
+        """Path of the shard's file: the output's name, extended so that sorted files are in order."""
         width = len(str(self.count))
         return out.with_name(f"{out.name}.shard-{self.number:0{width}d}-of-{self.count}")
 
@@ -73,27 +69,27 @@ def predict_shard(
     overwrite: bool = False,
     options: ReadOptions = DEFAULT,
 ) -> tuple[Prediction, Path, int]:
-    """Predict one shard into a file of its own, going on where an interrupted attempt stopped.
+    """Predict one shard into its own file, continuing an interrupted attempt.
 
-    A shard is a run of whole batches of the undivided prediction, so not a digit depends on the division.
+    A shard is a contiguous range of batches of the undivided prediction, so not a digit depends on the division.
 
     Args:
         model: the model or ensemble.
         structures: all structures, of which the shard is a part.
-        inputs: what the structures were read from.
-        shard: which part.
-        out: what all shards will be merged to; it names the file.
+        inputs: the inputs that the structures were read from.
+        shard: the part to predict.
+        out: the output of the merged prediction, after which the file is named.
         on_error: see :meth:`molflt.prediction.model.Model.predict`, as ``max_atoms``.
         max_atoms: atoms per batch.
         frequencies: the method with which the model was loaded.
-        overwrite: begin again, whatever is there.
+        overwrite: start again, whatever the file holds.
         options: with which the structures were read.
 
     Returns:
-        The prediction, its file, and how many of its structures were there already.
+        The prediction, its file, and how many of its structures had been computed before.
 
     Raises:
-        InputError: as ``predict``; inputs that cannot be read again; a file that is of something else, or that
+        InputError: as ``predict``; inputs that cannot be read again; a file of another prediction, or one that
             another process is writing.
         OSError: the system refuses; what was computed before stays.
     """
@@ -106,7 +102,7 @@ def predict_shard(
         n_structures=int(starts[own.stop] - starts[own.start]),
         n_shards=shard.count,
         model=_model_fingerprint(model.members),
-        # What is bad about a structure may be passed over later.
+        # How bad structures are treated may differ between attempts.
         inputs=_inputs_fingerprint(inputs, str(replace(options, on_bad="stop")), sizes),
         max_atoms=max_atoms,
         frequencies=frequencies,
@@ -114,12 +110,12 @@ def predict_shard(
     )
     path = shard.path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Neither "w", which empties the file, nor "a", which cannot cut off what is damaged.
+    # Neither "w", which empties the file, nor "a", which cannot truncate damaged lines.
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as handle:
         if not lock(handle.fileno()):
             raise InputError(f"{path}: another process is writing it; wait for it, or end it")
         begin, there = _line(header), handle.read()
-        # An attempt may have been killed before its first line was whole.
+        # An attempt may have been killed before its first line was complete.
         content = ShardContent(header)
         if not overwrite and not begin.startswith(there):
             content = _parsed(path, there)
@@ -145,7 +141,7 @@ def predict_shard(
 
 
 def divide(costs: Sequence[int], n: int) -> list[slice]:
-    """Cut a sequence into ``n`` runs of about the same cost; some are empty when there are few items.
+    """Cut a sequence into ``n`` runs of about the same cost; some may be empty.
 
     The middle of every item lies in its run's n-th of the total, so a run differs from the mean by at most one item.
     """
@@ -158,14 +154,13 @@ def divide(costs: Sequence[int], n: int) -> list[slice]:
 def merge(paths: Iterable[Path]) -> tuple[Prediction, str]:
     """Put the shards of one prediction together.
 
-    Args:
-        paths: all its files, in any order.
+    paths: all its files, in any order.
 
     Returns:
-        The prediction, as it would have been without shards, and its target.
+        The prediction, the same as without shards, and its target.
 
     Raises:
-        InputError: shards that do not belong together, are missing, are there twice, or are not complete.
+        InputError: shards of different predictions, or shards that are missing, duplicate or incomplete.
     """
     found: dict[int, tuple[Path, ShardContent]] = {}
     for path in paths:
@@ -199,7 +194,7 @@ def merge(paths: Iterable[Path]) -> tuple[Prediction, str]:
 
 
 class ShardHeader(BaseModel):
-    """What a shard is of. Shards that differ in more than the first two fields do not belong together."""
+    """Identity of a shard; shards of one prediction differ in the first two fields at most."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -214,7 +209,7 @@ class ShardHeader(BaseModel):
     target: str
 
     def mismatch(self, other: ShardHeader) -> str | None:
-        """Say in words what the other was made with, where that differs."""
+        """Describe the first difference from another header in words; None without any."""
         words = {
             "model": "another model",
             "inputs": "other inputs, or inputs that have changed since",
@@ -227,7 +222,7 @@ class ShardHeader(BaseModel):
 
 
 class _Part(BaseModel):
-    """A batch as a line of JSON has it."""
+    """A batch as a line of JSON."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
@@ -270,7 +265,7 @@ class _Part(BaseModel):
 
 @dataclass
 class ShardContent:
-    """Content of a shard's file: header, batches from the first on, and bytes of the lines that are whole."""
+    """Header and batches of a shard's file, and the length in bytes of its complete lines."""
 
     header: ShardHeader
     parts: list[Prediction] = field(default_factory=list)
@@ -278,16 +273,12 @@ class ShardContent:
 
     @property
     def n_done(self) -> int:
-        """The number of structures that are there."""
+        """Number of structures already computed."""
         return sum(len(part.names) for part in self.parts)
 
 
 def read_shard(path: Path) -> ShardContent:
-    """Read a shard, complete or not.
-
-    Raises:
-        InputError: it is not there, or not a shard of a prediction.
-    """
+    """Read a shard, complete or not; ``InputError`` if it is missing or not a shard."""
     try:
         return _parsed(path, path.read_bytes())
     except OSError as error:
@@ -295,7 +286,7 @@ def read_shard(path: Path) -> ShardContent:
 
 
 def _parsed(path: Path, text: bytes) -> ShardContent:
-    # What follows the last line break is no whole line.
+    # Text after the last line break is an incomplete line.
     *lines, _ = text.split(b"\n")
     header = _parse(lines[0], ShardHeader) if lines else None
     if header is None:
@@ -341,7 +332,7 @@ def _model_fingerprint(members: Sequence[LoadedModel]) -> str:
 
 
 def _inputs_fingerprint(inputs: Sequence[str], options: str, sizes: np.ndarray) -> str:
-    """Of what was given, since names come from it, and of what it stands for."""
+    """Digest of the given inputs, from which names come, and of the files behind them."""
     if STANDARD_INPUT in inputs:
         raise InputError("--shard: standard input cannot be read again by other shards; save it to a file")
     digest = hashlib.sha256("\0".join([options, *inputs]).encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""Is the spread of an ensemble as large as its errors? How wide is the interval that holds them?"""
+"""Calibration of an ensemble's spread, and the widths of intervals that contain the errors."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from molflt.errors import InputError
 from molflt.model.uncertainty import LEVELS, Uncertainty
 
 FEWEST = 19
-"""Structures, of which the largest error is the quantile of the highest level."""
+"""Fewest structures for which the largest error is the quantile of the highest level."""
 _HALVINGS = 20
 _FLOORS = np.geomspace(0.01, 100.0, 81)
-"""That are tried, of the mean spread."""
+"""Floors to try, in units of the mean spread."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Errors compared with the spread that was predicted for them.
+    """Comparison of errors with their predicted spread.
 
     Attributes:
         n: structures.
-        factor: what the spread must be multiplied by: √⟨error²/std²⟩, the scale of largest likelihood under a
-            normal distribution. Above 1, the ensemble is too sure of itself, as ensembles are.
+        factor: √⟨error²/std²⟩, by which the spread must be multiplied: the scale of maximum likelihood under a normal
+            distribution. Above 1, the ensemble is overconfident, as ensembles usually are.
         coverage: share of errors within the central interval of each probability of ``LEVELS``, with the spread as
             it is.
         calibrated_coverage: the same with the spread multiplied by ``factor``.
-        nll: eV-based mean negative log likelihood with the spread as it is.
-        calibrated_nll: the same, multiplied.
-        rank_correlation: Spearman's, of std and |error|: whether it knows which structures are hard; NaN where all
-            are equal.
+        nll: mean negative log likelihood, for energies in eV, with the spread as it is.
+        calibrated_nll: the same with the spread multiplied by ``factor``.
+        rank_correlation: Spearman's, of std and |error|: high if the spread shows which structures are hard; NaN if
+            all are equal.
     """
 
     n: int
@@ -43,11 +43,11 @@ class Calibration:
     rank_correlation: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers by name, with the probabilities that the coverages belong to."""
+        """Return the numbers by name, with the probabilities of the coverages."""
         return {**asdict(self), "levels": LEVELS}
 
     def lines(self) -> list[str]:
-        """The numbers in words, a line each."""
+        """Describe the numbers in words, a line each."""
         return [
             f"  spread × {self.factor:.2f} would fit the errors of {self.n:,} structures",
             f"  {'within the interval of':<26}" + "  ".join(f"{level:>6.1%}" for level in LEVELS),
@@ -62,7 +62,7 @@ class Calibration:
 
 
 def calibrate(predicted: np.ndarray, std: np.ndarray, expected: np.ndarray) -> Calibration:
-    """Compare errors with the spread predicted for them.
+    """Compare errors with their predicted spread.
 
     Args:
         predicted: (n,) eV, means.
@@ -103,17 +103,17 @@ def calibrate(predicted: np.ndarray, std: np.ndarray, expected: np.ndarray) -> C
 def measure(
     predicted: np.ndarray, spread: np.ndarray, expected: np.ndarray, n_members: int, data: str
 ) -> Uncertainty:
-    """How wide the intervals are that hold the errors, see :mod:`molflt.model.uncertainty`.
+    """Measure intervals that contain the errors, see :mod:`molflt.model.uncertainty`.
 
-    The floor is that of largest likelihood under a Laplace distribution whose scale is proportional to floor +
+    The floor is that of maximum likelihood under a Laplace distribution whose scale is proportional to floor +
     spread.
 
     Args:
-        predicted: (n,) eV, of structures that the model was not trained on.
+        predicted: (n,) eV, for structures not used in training.
         spread: (n,) eV, standard deviations over the members; zeros for one model.
         expected: (n,) eV, labels.
-        n_members: whose mean is predicted.
-        data: what the structures are, for people.
+        n_members: number of models whose mean is predicted.
+        data: description of the structures, for people.
 
     Raises:
         InputError: fewer than 19 structures.
@@ -135,9 +135,9 @@ def measure(
 
 
 def cross_fitted(error: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """(n, n_levels) how often each error is inside of the intervals that were measured on others.
+    """(n, n_levels) rates at which intervals fitted to other structures contain each error.
 
-    Widths of one half of the structures are asked about the other, in both directions, over 20 random halves.
+    Intervals fitted to one half of the structures are tested on the other, in both directions, for 20 random halves.
 
     Args:
         error: (n,) eV, absolute.
@@ -153,7 +153,7 @@ def cross_fitted(error: np.ndarray, spread: np.ndarray) -> np.ndarray:
 
 
 def _fit(error: np.ndarray, spread: np.ndarray) -> tuple[float, list[float]]:
-    """The floor, eV, and the multiples of floor + spread that shares ``LEVELS`` of the absolute errors stay below."""
+    """The floor, eV, and the multiples of floor + spread that bound shares ``LEVELS`` of errors."""
     floor = 1.0
     if spread.any():
         floors = _FLOORS * spread.mean()

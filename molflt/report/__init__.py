@@ -1,1 +1,1 @@
-"""What a model does, to look at: self-contained HTML reports, single figures, structures that one can turn."""
+"""Self-contained HTML reports, single figures, and interactive 3D views of structures."""

@@ -23,13 +23,13 @@ _COUNTS = ("site", "guesses", "inside")
 
 
 def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) -> None:
-    """Write the adsorption energies of a molecule, atomically; the suffix decides what.
+    """Write the adsorption energies of a molecule, atomically; the suffix decides the format.
 
     Args:
         path: ``.csv`` (a row for each metal), ``.extxyz`` (the guess that counts on each) or ``.html`` (a
             page with a chart, a table and those guesses in 3D).
         results: of one molecule.
-        model: that predicted them.
+        model: the model that predicted them.
     """
     if path.suffix.lower() == ".html":
         _write_page(path, results, model)
@@ -57,7 +57,7 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
 
 
 def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, ...]]:
-    """Cells of a table: surface, energy, uncertainty, lowest energy, site, guesses inside the domain and in all."""
+    """Rows of a table: surface, energy, uncertainty, lowest energy, site, number of guesses."""
     return [
         (
             f"{one.metal}{one.face[3:]}",
@@ -72,12 +72,12 @@ def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, .
 
 
 def about_uncertainty(model: Model) -> str:
-    """What the column ± is, in words."""
+    """Explain the column ± in words."""
     return meaning_of_uncertainty(model.members) or "not known of this model"
 
 
 GUESSED = "with the guesses, 68% of pretrained:fg's errors on 112 structures were below 0.11 eV"
-"""Of docs/results/adsorb_guesses.csv."""
+"""From docs/results/adsorb_guesses.csv."""
 HEAD = ("surface", "E / eV", "± / eV", "lowest / eV", "site", "guesses inside")
 
 

@@ -1,4 +1,4 @@
-"""Curves as numbers: metrics over the epochs, f_h(r), its spectrum g_h(ξ) and the local RPE of every head."""
+"""Curves as numbers: metrics over the epochs, and RPE functions with their spectra."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from molflt.model.energy_model import EnergyModel
 
 TRAIN = "train"
 _MOST_DISTANCE = 30.0
-"""Å; wide Gaussians go on, evenly and dully."""
+"""Å; beyond it wide Gaussians only decay slowly."""
 _N_POINTS = 241
 
 
@@ -39,7 +39,7 @@ class Curve:
 
 
 def learning_curves(records: Sequence[dict[str, Any]], metric: str) -> list[Curve]:
-    """A metric such as ``energy_mae`` of every split that has it; training first.
+    """Return a metric such as ``energy_mae`` of every split that has it; training first.
 
     Args:
         records: one per validated epoch, see :func:`molflt.training.run_directory.read_records`.
@@ -57,12 +57,12 @@ def learning_curves(records: Sequence[dict[str, Any]], metric: str) -> list[Curv
 
 
 def best_epoch(records: Sequence[dict[str, Any]]) -> int | None:
-    """The epoch, counted from one, whose model a run keeps as best; None where the records do not say."""
+    """Return the best epoch of a run, counted from one; None if the records do not say."""
     return int(records[-1]["best_epoch"]) if records and "best_epoch" in records[-1] else None
 
 
 def best_point(curves: Sequence[Curve], epoch: int | None = None) -> tuple[int, float] | None:
-    """Epoch and value of the first validation split at an epoch; None: that of the smallest value."""
+    """Return epoch and value of the first validation split, by default at its minimum."""
     first = next((curve for curve in curves if curve.split != TRAIN), None)
     if first is None:
         return None
@@ -76,13 +76,13 @@ class FarCurves:
 
     Attributes:
         distances: (n_r,) Å.
-        values: (n_layers, n_heads, n_r), what the model multiplies with: f itself, or the estimate of it that the
-            model was trained with, averaged over directions.
-        intended: (n_layers, n_heads, n_r), the f that is estimated; None where ``values`` is f, or where the
+        values: (n_layers, n_heads, n_r), the function in use: f itself, or the estimate of it that the model was
+            trained with, averaged over directions.
+        intended: (n_layers, n_heads, n_r), the f to be estimated; None if ``values`` is f, or if the
             frequencies are free and there is no other.
         xi: (n_xi,) 1/Å.
         spectrum: (n_layers, n_heads, n_xi) Å³; None where the frequencies are free.
-        nodes: (r,) 1/Å, |ξ_k| of the frequencies that the model sums over; None where it uses f itself.
+        nodes: (r,) 1/Å, |ξ_k| of the frequencies that the model sums over; None if it uses f itself.
         coefficients: (n_layers, n_heads, r), a_k in f̂(r) = Σ_k a_k sinc(2π|ξ_k|r); None with ``nodes``.
     """
 
@@ -96,7 +96,7 @@ class FarCurves:
 
     @property
     def reach(self) -> float:
-        """Å: from where on every f is below a hundredth of the largest in its layer."""
+        """Å beyond which every f is below a hundredth of the largest in its layer."""
         f = np.abs(self.values if self.intended is None else self.intended)
         alive = (f > 0.01 * f.max(axis=(1, 2), keepdims=True)).any(axis=(0, 1))
         last = int(np.flatnonzero(alive)[-1]) if alive.any() else len(self.distances) - 1
@@ -120,7 +120,7 @@ class LocalCurves:
 
 @torch.no_grad()
 def far_curves(model: EnergyModel) -> FarCurves | None:
-    """Functions f and g of every layer and head, in double precision; None for a model without Fourier RPE."""
+    """Compute f and g of every layer and head in double precision; None without Fourier RPE."""
     positions = model.positions
     if positions.rpe is None:
         return None
@@ -128,10 +128,10 @@ def far_curves(model: EnergyModel) -> FarCurves | None:
     weights = torch.stack([layer.attention.rpe_weights for layer in layers]).double().cpu()
     basis = positions.rpe().double()
     distances = torch.linspace(0, min(3 * basis.widest, _MOST_DISTANCE), _N_POINTS, dtype=torch.float64)
-    # To where all transforms have fallen to a thousandth.
+    # Up to where all transforms have ended.
     xi = torch.linspace(0, float(basis.cutoffs(1e-2).max()), _N_POINTS, dtype=torch.float64)
     nodes = _waves(positions.method, basis)
-    # Free weights are those of the frequencies, and there is no f that they estimate.
+    # Free weights belong to the frequencies, and there is no f that they estimate.
     free = not model.config.attention.acts("n_basis")
     true = None if free else _per_head(basis.on_pairs(distances**2).t(), weights)
     spectrum = None if free else _per_head(basis.spectra(xi), weights)
@@ -153,9 +153,9 @@ def far_curves(model: EnergyModel) -> FarCurves | None:
 
 @torch.no_grad()
 def local_curves(model: EnergyModel, pair: tuple[int, int]) -> LocalCurves | None:
-    """The local RPE of two elements; None for attention that has none.
+    """Compute the local RPE of two elements; None for attention without it.
 
-    For dense softmax it is exp(b_h), with the envelope that holds in periodic structures.
+    For dense softmax it is exp(b_h), with the envelope used in periodic structures.
     """
     layers: Any = model.encoder.layers
     if not all(hasattr(layer.attention, "local_rpe") for layer in layers):
@@ -171,7 +171,7 @@ def local_curves(model: EnergyModel, pair: tuple[int, int]) -> LocalCurves | Non
 
 
 def _waves(method: FarMethod | None, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
-    """|ξ_k| (r,) and their coefficients per weight (r, n_weights), of methods that are part of the model."""
+    """|ξ_k| (r,) and coefficients (r, n_weights), for methods that are part of the model."""
     if method is None:
         return None
     dtype = next((p.dtype for p in method.parameters()), torch.float64)
@@ -180,6 +180,6 @@ def _waves(method: FarMethod | None, basis: GaussianBasis) -> tuple[Tensor, Tens
 
 
 def _per_head(columns: Tensor, weights: Tensor) -> np.ndarray:
-    """(n, n_weights) and (n_layers, n_weights, n_heads) → (n_layers, n_heads, n)."""
+    """Map (n, n_weights) and (n_layers, n_weights, n_heads) to (n_layers, n_heads, n)."""
     found: np.ndarray = (columns @ weights).transpose(1, 2).numpy()
     return found

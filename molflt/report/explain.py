@@ -1,15 +1,15 @@
-"""What a predicted energy is made of, and what one atom attends to: one row of every attention matrix.
+"""Parts of a predicted energy, and attention of one atom: a row of every attention matrix.
 
-With queries and keys held fixed, what a layer computes before its output projection is linear in the values, each
-head and channel on its own:
+With queries and keys held fixed, the result of a layer before its output projection is linear in the values, for
+each head and channel separately:
 
     out_ihc = Σ_j A^h_ij v_jhc
 
-so with one channel for values, whatever stands in it, the vector-Jacobian product of ``out`` with respect to them,
+so with one channel of values, whatever its content, the vector-Jacobian product of ``out`` with respect to them,
 its cotangent one at atom i in every head, is row i of all A^h. That is exact, never forms a matrix of n² entries
-where the layer does not, and needs to know of a mechanism only what all have in common: values pass through
-``dropout`` as (n_atoms, n_heads, head_dim), and the heads, one after the other, enter ``output``. Where the far
-field carries only some of the channels (``far_dim``), the matrix is that of these; the others have its near part.
+where the layer does not, and relies only on a property shared by all mechanisms: values pass through ``dropout`` as
+(n_atoms, n_heads, head_dim), and the heads, one after the other, enter ``output``. If the far field carries only
+some of the channels (``far_dim``), the matrix is that of these; the others have its near part.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from molflt.prediction.predict import choose_device, lowest_of, unlabelled
 
 @dataclass(frozen=True)
 class Explanation:
-    """One structure as a model sees it: energy = mean + Σ_i (reference_i + learnt_i).
+    """Decomposed energy of one structure: energy = mean + Σ_i (reference_i + learnt_i).
 
-    How the network shares an energy among atoms is its own choice: only the sum was trained.
+    The network is free to share an energy among atoms in any way: only the sum was trained.
 
     Attributes:
-        structure: what was explained, without labels.
-        target: the field whose values the model predicts.
-        energy: eV, as ``molflt predict`` gives it.
+        structure: the explained structure, without labels.
+        target: the field that the model predicts.
+        energy: eV, the same as from ``molflt predict``.
         mean: eV, the constant that belongs to no atom; 0 where the model has reference energies per element.
         reference: (n_atoms,) eV, float64: the reference energy of each atom's element; zeros without references.
-        learnt: (n_atoms,) eV, float64: what the network says of each atom, in eV.
+        learnt: (n_atoms,) eV, float64: the network's contribution of each atom.
         atom: index of the atom that attends.
-        attention: (n_layers, n_heads, n_atoms), float64, dimensionless: the weight with which that atom takes the
-            values of every atom, in the last pass where the stack is recycled; images of one atom are summed.
+        attention: (n_layers, n_heads, n_atoms), float64, dimensionless: the weights with which that atom sums the
+            values of all atoms, in the last pass where the stack is recycled; images of one atom are summed.
             Rows sum to one in softmax, Performer and their kin. In the attention of molflt the near part sums to
             one and the far part, of either sign, comes on top.
         distance: (n_atoms,) Å, from that atom to the nearest image of every atom.
@@ -69,7 +69,7 @@ class Explanation:
 
     @property
     def name(self) -> str:
-        """Where the structure came from."""
+        """Origin of the structure."""
         return str(self.structure.name)
 
     @property
@@ -79,7 +79,7 @@ class Explanation:
 
     @property
     def share(self) -> np.ndarray:
-        """(n_atoms,): |learnt_i| / Σ_j |learnt_j|, which adds up to one; zeros where nothing was learnt."""
+        """(n_atoms,): |learnt_i| / Σ_j |learnt_j|, with sum one; zeros if nothing was learnt."""
         size = np.abs(self.learnt)
         total = size.sum()
         return size / total if total > 0 else size
@@ -90,18 +90,18 @@ def explain(
 ) -> Explanation:
     """Explain the energy of one structure.
 
-    One evaluation, then for every layer one evaluation and one backward pass of its attention alone.
+    This takes one evaluation, then for every layer one evaluation and one backward pass of its attention alone.
 
     Args:
         loaded: the model.
-        structure: under ``molflt.vocabulary``; a neighbour list is made anew. Of several conformers, the one with
+        structure: under ``molflt.vocabulary``; its neighbour list is rebuilt. Of several conformers, the one with
             the lowest energy is explained.
-        atom: whose attention to give, counted from 0; None: the one whose learnt part is
-            furthest from the median of all, which in a slab is an adsorbate rather than one metal atom of many.
+        atom: whose attention to give, counted from 0; None: the one whose learnt part is furthest from the median of
+            all, which in a slab is an adsorbate rather than one metal atom of many.
         device: where to compute.
 
     Raises:
-        InputError: there is no such atom, or the structure cannot be computed.
+        InputError: there is no such atom, or the energy of the structure cannot be computed.
     """
     n_atoms = int(structure.num_nodes)
     if atom is not None and not 0 <= atom < n_atoms:
@@ -146,14 +146,14 @@ def _distances(structure: Data, atom: int) -> np.ndarray:
 
 @dataclass
 class LayerCall:
-    """What one layer was called with.
+    """Arguments of one layer's call.
 
     Attributes:
         layer: the attention.
         x: (n_atoms, dim), its input.
         geometry: of the batch.
-        prepared: what it made of positions alone (see :meth:`AttentionLayer.prepare`).
-        vectors: (n_atoms, 9, C), of a layer that has them.
+        prepared: its result for the positions alone (see :meth:`AttentionLayer.prepare`).
+        vectors: (n_atoms, 9, C), for a layer that has them.
     """
 
     layer: AttentionLayer[Any, Any]
@@ -164,7 +164,10 @@ class LayerCall:
 
 
 def recorded_forward(model: EnergyModel, batch: Any) -> tuple[ModelOutput, list[LayerCall]]:
-    """Evaluate a batch and keep the input of every attention layer, in the last pass where the stack is recycled."""
+    """Evaluate a batch and record the input of every attention layer.
+
+    If the stack is recycled, the inputs are those of the last pass.
+    """
     calls: dict[int, LayerCall] = {}
 
     def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -180,7 +183,7 @@ def recorded_forward(model: EnergyModel, batch: Any) -> tuple[ModelOutput, list[
 
 
 def attention_row(call: LayerCall, atom: int) -> Tensor:
-    """The weights with which one atom takes the values of all.
+    """Compute the weights with which one atom sums the values of all.
 
     Periodic images of an atom are summed, and the far field's weight is added to the near one's. Weights of
     mechanisms with a far field or with features of either sign may be negative.
@@ -201,7 +204,7 @@ def attention_row(call: LayerCall, atom: int) -> Tensor:
 
     def keep_heads(module: nn.Linear, arguments: tuple[Tensor]) -> Tensor:
         outputs.append(arguments[0])
-        # What the projection makes of it is not needed, but it must have the width that it expects.
+        # The projection's result is not needed, but its input must have the expected width.
         return call.x.new_zeros(call.x.shape[0], module.in_features)
 
     dropout, projection = call.layer.get_submodule("dropout"), call.layer.get_submodule("output")
@@ -209,7 +212,7 @@ def attention_row(call: LayerCall, atom: int) -> Tensor:
         dropout.register_forward_hook(one_channel),
         projection.register_forward_pre_hook(keep_heads),
     )
-    # Detached, so that the graph holds the way of the values and nothing of queries, keys and positions.
+    # Detached, so that the graph holds only the path of the values, not queries, keys and positions.
     frozen = {name: parameter.detach() for name, parameter in call.layer.named_parameters()}
     with values_hook, heads_hook, torch.enable_grad(), full_precision(call.x.device):
         vectors = [] if call.vectors is None else [call.vectors]

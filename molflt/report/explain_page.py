@@ -1,4 +1,4 @@
-"""An explanation for the eye and for other programs: a page with 3D views, a table of atoms, JSON."""
+"""Output of an explanation: a page with 3D views, a table of atoms, JSON."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from molflt.report.viewer import TAG_NAMES, structure_view
 from molflt.vocabulary import TAG_ADSORBATE
 
 _MOST_ROWS = 5000
-"""Atoms in the page's table."""
+"""Most atoms in the page's table."""
 _MOST_POINTS = 20_000
-"""Points that a plot of vector graphics is still quick with."""
+"""Most points for which vector graphics stay responsive."""
 
 
 def atom_rows(explanation: Explanation) -> Iterator[dict[str, Any]]:
-    """One row for each atom, in order; ``attention`` is the mean over the heads of the last layer.
+    """Make one row for each atom, in order.
 
-    Tags that are all 0, as molecules have them, tell nothing and are left empty.
+    ``attention`` is the mean over the heads of the last layer. Tags that are all 0, as in molecules, are left empty.
     """
     structure = explanation.structure
     tagged = bool(structure.tags.any())
@@ -49,9 +49,9 @@ def atom_rows(explanation: Explanation) -> Iterator[dict[str, Any]]:
 
 
 def adsorbate_first(explanation: Explanation, n: int) -> list[int]:
-    """Atoms for a table: the adsorbate, the surface, what is below, each in order.
+    """Select atoms for a table: the adsorbate, the surface, the rest, each in order.
 
-    Of more than ``n`` atoms the whole adsorbate, the atom that attends and the largest learnt parts, largest first.
+    If there are more than ``n``: the whole adsorbate, the attending atom and the largest learnt parts, largest first.
     """
     tags = explanation.structure.tags.numpy()
     if len(tags) <= n:
@@ -72,7 +72,7 @@ def write_csv(path: Path, explanation: Explanation) -> None:
 
 
 def as_json(explanation: Explanation) -> dict[str, Any]:
-    """Everything, as what ``json.dumps`` takes."""
+    """Convert everything to types that ``json.dumps`` accepts."""
     names = {"index", "element", "tag", "contribution_eV", "reference_eV", "learnt_eV", "share"}
     return {
         "structure": explanation.name,
@@ -91,9 +91,9 @@ def write_page(path: Path, explanation: Explanation, loaded: LoadedModel, doubt:
 
     Args:
         path: the HTML file.
-        explanation: what it shows.
+        explanation: the content.
         loaded: the model that was explained.
-        doubt: why it may mean little, one reason to a line below the first; empty: it does not.
+        doubt: reasons why it may mean little, one to a line below the first; empty without any.
     """
     signed = bool((explanation.attention < 0).any())
     n_layers, n_heads, n_atoms = explanation.attention.shape
@@ -140,7 +140,7 @@ def write_page(path: Path, explanation: Explanation, loaded: LoadedModel, doubt:
 
 
 def _content(explanation: Explanation) -> dict[str, Any]:
-    """What the script needs. Texts among it are symbols of elements."""
+    """Data for the script. Its only texts are symbols of elements."""
     _, n_heads, n_atoms = explanation.attention.shape
     return {
         "symbols": [chemical_symbols[z] for z in explanation.structure.atomic_numbers.tolist()],
@@ -153,12 +153,12 @@ def _content(explanation: Explanation) -> dict[str, Any]:
 
 
 def _encoded(values: np.ndarray) -> str:
-    """Little-endian float32, as the script reads it."""
+    """Encode as little-endian float32, as the script reads it."""
     return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
 def _table(explanation: Explanation, shown: list[int], referenced: bool) -> dict[str, Any]:
-    """Head and rows of the atoms that are shown."""
+    """Head and rows of the shown atoms."""
     parts = ["contribution / eV", "reference / eV", "learnt / eV"] if referenced else ["contribution / eV"]
     atom, tagged = explanation.atom, bool(explanation.structure.tags.any())
     tag_head = ["tag"] if tagged else []

@@ -1,9 +1,9 @@
-"""The figures of reports and of ``molflt plot``, with matplotlib: each function draws into one pair of axes."""
+"""Figures of reports and of ``molflt plot``; each function draws into one pair of axes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,14 +39,14 @@ from molflt.terminal_text import printable
 from molflt.training.run_directory import read_records
 
 MOST_POINTS = 5000
-"""Structures in one parity plot; of more, a random sample is shown."""
+"""Most structures in one parity plot; a random sample is shown of more."""
 MOST_ERROR_BARS = 300
 _MOST_IN_LEGEND = 12
 _MOST_COLUMNS = 3
 _LONGEST_NAME = 24
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#7A6A00", "#333333")
-"""Okabe and Ito's palette, which colour-blind readers can tell apart; its yellow is darkened to be seen on white."""
+"""Okabe and Ito's colour-blind-safe palette; its yellow is darkened for contrast with white."""
 _GREY, _DARK = "#8a8f98", "#4a5563"
 
 _FREQUENCY = "frequency |ξ| / Å⁻¹"
@@ -63,19 +63,13 @@ def write_figure(
     max_atoms: int,
     tags: vocabulary.TagConvention = "auto",
 ) -> None:
-    """Compute a figure and write it, atomically.
+    """Compute a figure and write it, atomically; the suffix of ``out`` is its format.
 
-    Args:
-        kind: what it shows.
-        model: a model file, a run directory or an ensemble's; for ``curves`` a run directory, or a model file in it.
-        data: labelled structures, for the kinds that show errors.
-        out: the file; its suffix is its format.
-        device: where to compute.
-        max_atoms: atoms per batch; bounds memory, changes no result.
-        tags: how to read tags, see :func:`molflt.data.ase.from_atoms`.
+    ``curves`` need a run directory or a model file in it, other kinds any model or ensemble; kinds that show errors
+    need labelled structures, ``data``, read with ``tags`` and predicted in batches of ``max_atoms``.
 
     Raises:
-        InputError: the model, the run or the data lack what the figure shows.
+        InputError: the model, the run or the data lack the content of the figure.
     """
     of_model = kind in ("curves", "rpe", "spectrum")
     if not of_model and data is None:
@@ -136,12 +130,12 @@ def _errors_of(kind: vocabulary.Figure, found: Evaluation, target: str) -> Figur
 
 
 def figure(draw: Callable[..., None], *arguments: Any) -> Figure:
-    """A chart by itself; its pair of axes follows the arguments."""
+    """Make a figure of one chart; its pair of axes follows the arguments."""
     return _side_by_side([partial(draw, *arguments)])
 
 
 def _side_by_side(draws: Sequence[Draw]) -> Figure:
-    """Charts with one legend; of a row, the first alone says what is upwards."""
+    """Arrange charts with one legend; only the first of a row labels its vertical axis."""
     columns = min(len(draws), _MOST_COLUMNS)
     rows = -(-len(draws) // columns)
     drawn = Figure(figsize=(6.4, 4.0) if len(draws) == 1 else (3.4 * columns, 3.2 * rows), layout="constrained")
@@ -161,13 +155,13 @@ def _side_by_side(draws: Sequence[Draw]) -> Figure:
 
 
 def plain(text: str) -> str:
-    """A name from data, cut to what there is room for; matplotlib would read formulas between dollar signs."""
+    """Shorten a name from data; matplotlib would read formulas between dollar signs."""
     text = printable(text)
     return (text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…").replace("$", r"\$")
 
 
 def palette(n: int) -> list[str]:
-    """``n`` colours: distinct ones while they last, else steps of one scale, without its end too light for white."""
+    """Return ``n`` distinct colours, or steps of one scale without its end too light for white."""
     if n <= len(OKABE_ITO):
         return list(OKABE_ITO[:n])
     scale = matplotlib.colormaps["viridis"]
@@ -175,7 +169,7 @@ def palette(n: int) -> list[str]:
 
 
 def draw_learning(curves: Sequence[Curve], quantity: str, epoch: int | None, axes: Axes) -> None:
-    """A metric over the epochs on a logarithmic scale, with the best epoch marked; see :func:`best_point`."""
+    """Draw a metric over the epochs on a logarithmic scale, with the best epoch marked."""
     colours = iter(palette(max(1, sum(curve.split != TRAIN for curve in curves))))
     for curve in curves:
         fmt = "o-" if len(curve.epochs) < 40 else "-"
@@ -185,7 +179,7 @@ def draw_learning(curves: Sequence[Curve], quantity: str, epoch: int | None, axe
     if (best := best_point(curves, epoch)) is not None:
         name = f"best: epoch {best[0]}, {best[1]:.4g}"
         axes.plot(*best, "*", color="#D55E00", markersize=12, markeredgewidth=0, label=name)
-    # Some numbers on the axis also where the curves span less than a decade.
+    # Label the axis even if the curves span less than a decade.
     axes.set_yscale("log", subs=(2, 5))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
@@ -193,12 +187,9 @@ def draw_learning(curves: Sequence[Curve], quantity: str, epoch: int | None, axe
     axes.set(xlabel="epoch", ylabel=quantity)
 
 
-def shown(sets: Sequence[Evaluation]) -> list[np.ndarray]:
-    """Places of the structures to show of each set, in proportion to its size; the same for the same sets."""
-    return _sample([len(s) for s in sets])
-
-
-def _sample(sizes: Sequence[int]) -> list[np.ndarray]:
+def shown(sets: Sequence[Sized]) -> list[np.ndarray]:
+    """Choose the items of each set to show, in proportion to its size; always the same ones."""
+    sizes = [len(s) for s in sets]
     total = max(sum(sizes), MOST_POINTS)
     random = np.random.default_rng(0)
     return [np.sort(random.choice(n, max(1, n * MOST_POINTS // total) if total > MOST_POINTS else n, replace=False))
@@ -206,7 +197,7 @@ def _sample(sizes: Sequence[int]) -> list[np.ndarray]:
 
 
 def limits(sets: Sequence[Evaluation]) -> tuple[float, float]:
-    """Both energies of every structure, less reference energies, in eV, with a margin."""
+    """Range of both energies of all structures, less reference energies, in eV, with a margin."""
     both = np.concatenate([x - s.table.references for s in sets for x in (s.expected, s.predicted)])
     low, high = float(both.min()), float(both.max())
     margin = 0.04 * (high - low) or 0.1
@@ -214,7 +205,7 @@ def limits(sets: Sequence[Evaluation]) -> tuple[float, float]:
 
 
 def draw_parity(sets: Sequence[Evaluation], target: str, axes: Axes) -> None:
-    """Predicted against expected energies."""
+    """Draw predicted against expected energies."""
     _energies(axes, sets, target, [s.predicted - s.table.references for s in sets])
     _square(axes, limits(sets))
     numbers = [f"{plain(s.name)}: {len(s):,} structures, MAE {s.metrics.energy_mae:.4f} eV" for s in sets]
@@ -222,7 +213,7 @@ def draw_parity(sets: Sequence[Evaluation], target: str, axes: Axes) -> None:
 
 
 def draw_residuals(sets: Sequence[Evaluation], target: str, axes: Axes) -> None:
-    """Errors against expected energies."""
+    """Draw errors against expected energies."""
     axes.axhline(0, color=_DARK, linewidth=0.8)
     _energies(axes, sets, target, [s.error for s in sets])
     numbers = [f"{plain(s.name)}: {len(s):,} structures" for s in sets]
@@ -230,7 +221,7 @@ def draw_residuals(sets: Sequence[Evaluation], target: str, axes: Axes) -> None:
 
 
 def _energies(axes: Axes, sets: Sequence[Evaluation], target: str, values: Sequence[np.ndarray]) -> None:
-    """Values of every structure, in eV, against its expected energy."""
+    """Draw a value of every structure, in eV, against its expected energy."""
     with_bars = sum(map(len, sets)) <= MOST_ERROR_BARS
     for s, y, chosen, colour in zip(sets, values, shown(sets), palette(len(sets)), strict=True):
         x = s.expected - s.table.references
@@ -253,7 +244,7 @@ def _points(axes: Axes, x: np.ndarray, y: np.ndarray, name: str, colour: str) ->
 
 
 def _square(axes: Axes, ends: tuple[float, float]) -> None:
-    """One scale for both axes, with the line where they agree."""
+    """Give both axes one scale, and draw the diagonal."""
     axes.plot(ends, ends, color=_DARK, linewidth=0.8, zorder=1)
     axes.set(xlim=ends, ylim=ends, aspect="equal")
     _resize(axes, 5.2, 5.2)
@@ -265,10 +256,10 @@ def _resize(axes: Axes, width: float, height: float) -> None:
 
 
 def draw_forces(sets: Sequence[Evaluation], axes: Axes) -> None:
-    """Predicted against expected components of forces; some set must have them."""
+    """Draw predicted against expected force components; at least one set must have them."""
     found = [(s, s.forces[0].ravel(), s.forces[1].ravel()) for s in sets if s.forces is not None and s.forces[0].size]
     longest = max(float(np.abs(x).max()) for _, *both in found for x in both)
-    chosen = _sample([len(expected) for _, expected, _ in found])
+    chosen = shown([expected for _, expected, _ in found])
     for (s, expected, predicted), k, colour in zip(found, chosen, palette(len(found)), strict=True):
         _points(axes, expected[k], predicted[k], s.name, colour)
     _square(axes, (-1.04 * longest or -0.1, 1.04 * longest or 0.1))
@@ -277,7 +268,7 @@ def draw_forces(sets: Sequence[Evaluation], axes: Axes) -> None:
 
 
 def draw_groups(found: GroupErrors, group: str, axes: Axes) -> None:
-    """Bars of mean absolute errors, one colour for each set, with numbers of structures on them."""
+    """Draw mean absolute errors as bars, one colour a set, with numbers of structures on them."""
     width = 0.8 / len(found.sets)
     place = np.arange(len(found.groups))
     for k, (name, colour) in enumerate(zip(found.sets, palette(len(found.sets)), strict=True)):
@@ -288,7 +279,7 @@ def draw_groups(found: GroupErrors, group: str, axes: Axes) -> None:
 
 
 def draw_adsorption(results: Sequence[Adsorption], axes: Axes) -> None:
-    """Bars of the adsorption energies of one molecule, with their uncertainties where these are known."""
+    """Draw adsorption energies of a molecule as bars, with their uncertainties if known."""
     energies, spread = (np.array([getattr(one, name) for one in results]) for name in ("energy", "uncertainty"))
     bars: dict[str, Any] = {"yerr": spread, "error_kw": {"ecolor": "#333333"}} if np.isfinite(spread).all() else {}
     axes.bar(np.arange(len(results)), energies, 0.8, color=OKABE_ITO[0], **bars)
@@ -305,7 +296,7 @@ def _name_bars(axes: Axes, names: Sequence[str]) -> None:
 
 
 def draw_coverage(sets: Sequence[Evaluation], axes: Axes) -> None:
-    """Share of errors within k times their predicted uncertainty, beside that of a normal distribution."""
+    """Draw the share of errors within k uncertainties, beside that of a normal distribution."""
     k = np.linspace(0, 3, 61)
     for one, colour in zip(sets, palette(len(sets)), strict=True):
         assert one.std is not None
@@ -319,13 +310,13 @@ def draw_coverage(sets: Sequence[Evaluation], axes: Axes) -> None:
 
 
 def far_figure(curves: FarCurves) -> Figure:
-    """Of each layer f over the distance, dotted the f that an estimator stands for."""
+    """Plot f over the distance for each layer, and dotted the f that is estimated."""
     labels = {"xlabel": "distance r / Å", "ylabel": "f(r)", "xlim": (0, curves.reach)}
     return _of_layers(curves.distances, curves.values, labels, curves.intended)
 
 
 def spectrum_figure(curves: FarCurves) -> Figure:
-    """Of each layer the spectrum of f, or the coefficients of frequencies that are free."""
+    """Plot the spectrum of f for each layer, or the coefficients of free frequencies."""
     if curves.spectrum is not None:
         return _of_layers(curves.xi, curves.spectrum, {"xlabel": _FREQUENCY, "ylabel": "g(ξ) / Å³"})
     assert curves.nodes is not None
@@ -335,7 +326,7 @@ def spectrum_figure(curves: FarCurves) -> Figure:
 
 
 def local_figure(curves: LocalCurves) -> Figure:
-    """Of each layer the local RPE over the distance."""
+    """Plot the local RPE over the distance for each layer."""
     a, b = (chemical_symbols[z] for z in curves.pair)
     labels = {"xlabel": f"distance {a}–{b} / Å", "ylabel": "exp(b(r)) · env(r)"}
     return _of_layers(curves.distances, curves.values, labels)
@@ -344,7 +335,7 @@ def local_figure(curves: LocalCurves) -> Figure:
 def _of_layers(
     x: np.ndarray, values: np.ndarray, labels: dict[str, Any], dotted: np.ndarray | None = None, **style: Any
 ) -> Figure:
-    """A chart for each layer, with a curve for each head; ``values`` and ``dotted`` are (n_layers, n_heads, n)."""
+    """Plot a curve per head and a chart per layer; values are (n_layers, n_heads, n)."""
     colours = palette(values.shape[1])
 
     def draw(layer: int, axes: Axes) -> None:

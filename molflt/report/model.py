@@ -1,4 +1,4 @@
-"""The report of a model: one HTML file with its errors, where it errs, what it has learnt and where it comes from."""
+"""Report of a model in one HTML file: errors, worst structures, functions, provenance."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 _CURVES = {"energy_mae": "MAE / eV", "force_mae": "force MAE / eV Å⁻¹"}
 _TRIED = 2
-"""Structures, the smallest, on which a report measures the invariances: a sign, not what check-invariance does."""
+"""Number of the smallest structures used for a quick test of the invariances."""
 
 
 def training_report(
     run_dir: Path, config: TrainConfig, command: str | None = None, warnings: Sequence[str] = ()
 ) -> Path:
-    """Write ``report.html`` of a finished run, of the best model on every validation split, and return its path.
+    """Write ``report.html`` for a run's best model on all validation splits; return its path.
 
-    ``command`` is what the model was trained by; ``warnings`` are those of the run, on its data.
+    ``command`` started the training; ``warnings`` are those of the run, on its data.
     """
     members = load_members(run_dir)
     device = choose_device("cpu" if config.trainer.accelerator == "cpu" else "auto")
@@ -69,7 +69,7 @@ def evaluation_report(
     run_dir: Path | None = None,
     warnings: Sequence[str] = (),
 ) -> None:
-    """Write the report of an evaluation; with a run directory, its learning curves and warnings as well."""
+    """Write the report of an evaluation; with a run directory, also its curves and warnings."""
     structures = sets[0].structures
     smallest = np.argsort(structures.n_atoms, kind="stable")[:_TRIED]
     tried = [unlabelled(structures[int(k)]) for k in smallest]
@@ -89,17 +89,17 @@ def write_report(
     n_members: int = 1,
     warnings: Sequence[str] = (),
 ) -> None:
-    """Write a report, atomically. It needs no network to be opened, and loads nothing.
+    """Write a report, atomically. It is self-contained, and opens without a network.
 
     Args:
-        path: where to, ``NAME.html``.
+        path: the file, ``NAME.html``.
         loaded: the model, or the first member of an ensemble, whose RPE and configuration are shown.
         sets: evaluations of it; the worst structures are of the first.
-        records: of :func:`molflt.training.run_directory.read_records`; none leaves out the learning curves.
-        results: of :func:`molflt.invariance.harness.run_suite`; None says how to get them.
+        records: of :func:`molflt.training.run_directory.read_records`; without any there are no learning curves.
+        results: of :func:`molflt.invariance.harness.run_suite`; None explains how to get them.
         command: by which the model was trained or evaluated.
-        n_members: of the ensemble.
-        warnings: on the data that the model was trained on; those of the evaluations are shown as well.
+        n_members: size of the ensemble.
+        warnings: on the training data; those of the evaluations are shown as well.
     """
     page, metadata = Page("report.html"), loaded.metadata
     n_structures = sum(map(len, sets))
@@ -145,7 +145,7 @@ def write_report(
 
 
 def _headings(content: dict[str, Any]) -> dict[str, str]:
-    """Of the sections that the page has, by their anchors."""
+    """Headings of the page's sections, by their anchors."""
     found = {"overview": "Overview"}
     if content["curves"]:
         found["curves"] = "Learning curves"
@@ -179,7 +179,7 @@ def _force_numbers(evaluation: Evaluation) -> list[str]:
 
 
 def _uncertainty(sets: Sequence[Evaluation]) -> dict[str, Any] | None:
-    """Whether predicted uncertainties fit the errors; None where there are none."""
+    """Compare predicted uncertainties with the errors; None without uncertainties."""
     if not sets:
         return None
     rows, reasons = [], []
@@ -212,7 +212,7 @@ def _group(name: str, found: GroupErrors) -> dict[str, Any]:
 
 
 def _card(page: Page, evaluation: Evaluation, place: int) -> dict[str, Any]:
-    """One of the structures with the largest errors."""
+    """Describe one of the structures with the largest errors."""
     table = evaluation.table
     adsorbate = f", adsorbate {table.adsorbates[place]}" if table.adsorbates[place] else ""
     return {
@@ -226,7 +226,7 @@ def _card(page: Page, evaluation: Evaluation, place: int) -> dict[str, Any]:
 
 
 def _far(loaded: LoadedModel) -> dict[str, Any] | None:
-    """What each head has learnt of long distances; None without a far field."""
+    """Learnt far-field functions of each head; None without a far field."""
     curves = far_curves(loaded.model)
     if curves is None:
         return None
@@ -239,10 +239,10 @@ def _far(loaded: LoadedModel) -> dict[str, Any] | None:
 
 
 def _local(loaded: LoadedModel, sets: Sequence[Evaluation]) -> dict[str, Any] | None:
-    """What each head has learnt of short distances, for the two elements in most structures."""
+    """Learnt local functions of each head, for the two most frequent elements."""
     counts = Counter(z for evaluation in sets for elements in evaluation.table.elements for z in elements)
     known = [z for z, _ in counts.most_common()] or loaded.metadata.elements
-    # A lone element with itself.
+    # A single element is paired with itself.
     curves = local_curves(loaded.model, (known[0], known[min(1, len(known) - 1)]))
     if curves is None:
         return None
@@ -251,7 +251,7 @@ def _local(loaded: LoadedModel, sets: Sequence[Evaluation]) -> dict[str, Any] | 
 
 
 def _invariance(results: Sequence[Result] | None) -> dict[str, Any] | None:
-    """The table of ``molflt check-invariance``."""
+    """Table of ``molflt check-invariance``."""
     if not results:
         return None
     columns = list(dict.fromkeys((r.far_scaled, r.dtype) for r in results))
@@ -278,7 +278,7 @@ def _cell(result: Result | None) -> dict[str, str]:
 
 
 def summary(loaded: LoadedModel, n_members: int = 1) -> list[tuple[str, str]]:
-    """What the model is, in a few lines; of an ensemble, whose first member is given, what they have in common."""
+    """Describe the model in a few lines; for an ensemble, what its members have in common."""
     metadata, config = loaded.metadata, loaded.model.config
     recycles = f", applied {config.n_recycles} times" if config.n_recycles > 1 else ""
     data = metadata.training_data
@@ -319,7 +319,7 @@ def _in_words(config: AttentionConfig) -> str:
 
 
 def provenance(loaded: LoadedModel, command: str | None) -> list[tuple[str, str]]:
-    """Date, machine, seed, command and versions."""
+    """List date, machine, seed, command and versions."""
     trained_with = ", ".join(f"{name} {version}" for name, version in loaded.metadata.versions.items())
     written_with = ", ".join(f"{name} {version}" for name, version in library_versions().items())
     found = [
@@ -334,7 +334,7 @@ def provenance(loaded: LoadedModel, command: str | None) -> list[tuple[str, str]
 
 
 def configuration(loaded: LoadedModel) -> tuple[str, str]:
-    """Name and YAML of the run's configuration where it lies beside the model, else of the model's own."""
+    """Name and YAML of the run's configuration if it lies beside the model, else of the model's."""
     beside = Path(loaded.path).parent / "config.yaml"
     if beside.is_file():
         try:
@@ -342,7 +342,7 @@ def configuration(loaded: LoadedModel) -> tuple[str, str]:
         except InputError:
             pass
         else:
-            # Another model's may lie there. What a run leaves to its training set is settled in a model alone.
+            # The file may belong to another model. Only the model knows values that depend on the training set.
             settled: Any = {"auxiliary_head": True, "read_out": True, "attention": set(FROM_TRAINING_SET)}
             if config.model.model_dump(exclude=settled) == loaded.metadata.config.model_dump(exclude=settled):
                 return f"Full configuration ({beside.name} of the run)", to_yaml(config)

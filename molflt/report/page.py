@@ -1,4 +1,4 @@
-"""Pages that need nothing from outside and let nothing in: libraries and all content are part of the file."""
+"""Self-contained pages: libraries and all content are part of the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SVG = "http://www.w3.org/2000/svg"
 
 
 def energy(value: float, sign: str = "-") -> str:
-    """An energy in eV to a tenth of a meV, with a minus sign that is one."""
+    """Format an energy in eV to a tenth of a meV, with a true minus sign."""
     return f"{value:{sign}.4f}".replace("-", "−")
 
 
@@ -36,7 +36,7 @@ _TEMPLATES.filters |= {"energy": energy, "count": "{:,}".format, "share": "{:.1%
 
 
 class Page:
-    """A page in the making; it keeps the content of scripts until it is written.
+    """Page in the making; it keeps the content of scripts until it is written.
 
     Args:
         template: name of a template that extends ``page.html``.
@@ -48,17 +48,17 @@ class Page:
         self._scripts: list[str] = []
 
     def need(self, *scripts: str) -> None:
-        """Add scripts, in this order, once each: files of ``templates``."""
+        """Add scripts from ``templates``, in this order, once each."""
         self._scripts += [name for name in scripts if name not in self._scripts]
 
     def part(self, template: str, **content: Any) -> Markup:
-        """A template by itself, to be put into another."""
+        """Render a template by itself, to be put into another."""
         return Markup(_TEMPLATES.get_template(template).render(**content))  # noqa: S704
 
     def hold(self, key: str | None, content: str) -> str:
-        """Keep JSON for a script, in an element with this id, or an id of its own, and return the id."""
+        """Keep JSON for a script in an element, and return the element's id, by default a new one."""
         key = f"content-{len(self._held) + 1}" if key is None else key
-        # Nothing in it can end the element.
+        # Nothing in the content can end the element.
         for character in "<>&":
             content = content.replace(character, f"\\u{ord(character):04x}")
         self._held[key] = Markup(content)  # noqa: S704
@@ -72,17 +72,17 @@ class Page:
             held=self._held,
             style=Markup(_source("style.css")),  # noqa: S704
             scripts=[Markup(script) for script in scripts],  # noqa: S704
-            # A hash lets these scripts run and no other, whatever a name in the data may hold.
+            # The hashes allow these scripts and no others, whatever a name in the data may hold.
             hashes=Markup(" ".join(f"'sha256-{_hash(script)}'" for script in scripts)),  # noqa: S704
         )
         with atomic_file(path) as temporary:
-            # Line ends as they are: the page's policy names its scripts by their hashes.
-            # An escape stands for what is no text, as in the names of files that are not UTF-8.
+            # Line ends unchanged: the page's policy names its scripts by their hashes.
+            # Escapes replace what is not valid text, such as file names that are not UTF-8.
             temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def _source(name: str) -> str:
-    """A style sheet or script, which is part of the page as it stands, with the line ends that a browser hashes."""
+    """Read a style sheet or script, with the line ends that a browser hashes."""
     assert _TEMPLATES.loader is not None
     text = _TEMPLATES.loader.get_source(_TEMPLATES, name)[0]
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -93,18 +93,18 @@ def _hash(script: str) -> str:
 
 
 def svg(drawn: Figure) -> Markup:
-    """A figure as part of a page, its letters as text; points with texts of their own show these when pointed at."""
+    """Convert a figure to SVG with real text; points that have texts show these on hover."""
     pointed = [line for axes in drawn.axes for line in axes.lines if hasattr(line, "texts")]
     for k, line in enumerate(pointed):
         line.set_gid(f"pointed-{k}")
     stream = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "molflt"}), warnings.catch_warnings():
-        # The browser has letters that matplotlib's font lacks.
+        # The browser has glyphs that matplotlib's font lacks.
         warnings.filterwarnings("ignore", "Glyph")
         drawn.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-    # What matplotlib has just written.
+    # Just written by matplotlib.
     root = ElementTree.fromstring(stream.getvalue())  # noqa: S314
     for k, line in enumerate(pointed):
         dots = root.findall(f".//{{{_SVG}}}g[@id='pointed-{k}']//{{{_SVG}}}use")

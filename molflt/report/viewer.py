@@ -1,4 +1,4 @@
-"""Structures in 3D, to be turned with the mouse: the one place that draws them, with 3Dmol.js (BSD-3-Clause)."""
+"""Interactive 3D views of structures, all drawn with 3Dmol.js (BSD-3-Clause)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAG_NAMES = {TAG_SUBSURFACE: "sub-surface", TAG_SURFACE: "surface", TAG_ADSORBAT
 MOST_WITH_BONDS = 300
 """Atoms; in larger structures bonds and letters hide more than they show."""
 _SCALES = {"signed": "RdBu_r", "range": "viridis", "weight": "Reds"}
-"""Colours of values: about zero; from the least to the greatest; from zero, white, to the greatest."""
+"""Colour maps: diverging around zero; from the least to the greatest; from zero, white, to the greatest."""
 
 
 def structure_view(
@@ -36,21 +36,21 @@ def structure_view(
     highlight: int | None = None,
     key: str = "",
 ) -> Markup:
-    """The place on a page where a structure is drawn, with its legend below.
+    """Return the element of a page where a structure is drawn, with its legend below.
 
     Atoms are balls in Jmol's colours with the letters of their element, with bonds within the home cell and the
     edges of a periodic cell.
 
     Args:
-        page: that will hold it.
+        page: the page that will hold it.
         data: a structure under the vocabulary.
         height: of the picture, in pixels; it is as wide as there is room.
-        values: (n_atoms,) finite numbers to colour the atoms by, in place of their elements.
-        value_name: what the values are, with their unit.
-        scale: of the colours: diverging from zero, from the least value to the greatest, or from zero to the
-            greatest; None diverges where both signs occur.
+        values: (n_atoms,) finite numbers to colour the atoms by, instead of their elements.
+        value_name: name of the values, with their unit.
+        scale: colour scale: diverging from zero, from the least value to the greatest, or from zero to the
+            greatest; None diverges if both signs occur.
         highlight: index of an atom to mark.
-        key: id of the element, for a script that colours anew.
+        key: id of the element, for a script that changes colours.
     """
     numbers = data.atomic_numbers.cpu().numpy()
     symbols = [chemical_symbols[z] for z in numbers]
@@ -62,7 +62,7 @@ def structure_view(
     content: dict[str, Any] = {
         "xyz": _xyz(symbols, positions, cell),
         "elements": elements,
-        # Tags that are all 0, as molecules have them, tell nothing.
+        # Tags that are all 0, as in molecules, carry no information.
         "tags": [TAG_NAMES[tag] for tag in tags] if any(tags) else [],
         "corners": [] if cell is None else (np.indices((2, 2, 2)).reshape(3, -1).T @ cell).round(3).tolist(),
         "turn": _turn(positions, periodic=cell is not None).round(5).tolist(),
@@ -88,7 +88,7 @@ def structure_view(
 
 
 def _radius(z: int) -> float:
-    """Å of a ball: small enough to see bonds, large enough for hydrogen to carry a letter."""
+    """Radius of a ball, Å: small enough to see bonds, large enough for a letter on hydrogen."""
     return round(0.25 + 0.35 * float(covalent_radii[z]), 3)
 
 
@@ -99,14 +99,14 @@ def _cell(data: Data) -> np.ndarray | None:
 
 
 def _xyz(symbols: list[str], positions: np.ndarray, cell: np.ndarray | None) -> str:
-    """The extended XYZ that 3Dmol reads, to a thousandth of an Å."""
+    """Write the extended XYZ that 3Dmol reads, to a thousandth of an Å."""
     lattice = "" if cell is None else f'Lattice="{" ".join(f"{x:.4f}" for x in cell.ravel())}"'
     atoms = [f"{symbol} {x:.3f} {y:.3f} {z:.3f}" for symbol, (x, y, z) in zip(symbols, positions, strict=True)]
     return "\n".join([str(len(symbols)), lattice, *atoms])
 
 
 def _turn(positions: np.ndarray, periodic: bool) -> np.ndarray:
-    """(4,) quaternion x, y, z, w of the first view: slabs from the side and above, molecules at their widest."""
+    """(4,) quaternion x, y, z, w of the first view: slabs from the side, molecules at widest."""
     if periodic:
         first = Rotation.from_euler("zx", [-49, -72], degrees=True)
     else:

@@ -1,4 +1,4 @@
-"""The data sets that can be fetched, their splits once they are here, and the commands that use them."""
+"""Data sets that can be fetched, their splits on disk, and the commands that use them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from molflt.errors import InputError
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _TOLERANCE = 0.1
-"""Published sizes are rounded, so a size may differ from them by this share."""
+"""Relative tolerance of published sizes, which are rounded."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """One ``.tar`` or ``.tar.gz`` file with LMDBs or compressed extxyz files in it.
+    """One ``.tar`` or ``.tar.gz`` file with LMDBs or compressed extxyz files.
 
     Args:
-        size: bytes of the archive, as published.
-        unpacked: bytes of its content, as published.
+        size: published size of the archive in bytes.
+        unpacked: published size of its content in bytes.
         folder: the folder its content lies in, below the one the user names.
-        splits: the structures in every split it holds, as published, by ``SIZE/SPLIT`` of LMDBs or ``extxyz``; all
-            of them present means that it is complete.
-        page: where all this is published.
-        max_members: more files and folders than this are refused.
-        only: the splits wanted; empty: all.
+        splits: published number of structures of every split, by ``SIZE/SPLIT`` of LMDBs or ``extxyz``; the data
+            are complete if all of them are present.
+        page: source of these numbers.
+        max_members: most files and folders accepted.
+        only: the requested splits; empty: all.
     """
 
     name: str
@@ -47,22 +47,22 @@ class Archive:
 
     @property
     def file(self) -> str:
-        """The name of the archive on disk."""
+        """Name of the archive on disk."""
         return urlsplit(self.url).path.rpartition("/")[2]
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The splits that are unpacked."""
+        """The splits to unpack."""
         return self.only or tuple(self.splits)
 
     @property
     def to_unpack(self) -> int:
-        """Bytes of the splits that are unpacked; of some of them, judged by their numbers of structures."""
+        """Bytes of the splits to unpack, estimated from their numbers of structures."""
         of_all = sum(self.splits.values())
         return self.unpacked * sum(self.splits[split] for split in self.wanted) // of_all
 
     def of(self, only: Sequence[str]) -> Archive:
-        """The same, of which some splits are wanted: ``10k/train``, or any part of such a name.
+        """Select splits: ``10k/train``, or any part of such a name.
 
         Raises:
             InputError: no split has that name or part.
@@ -76,24 +76,24 @@ class Archive:
         return replace(self, only=tuple(dict.fromkeys(found)))
 
     def wants(self, path: str) -> bool:
-        """Whether a file of the archive is to be unpacked: those of other splits are not."""
+        """True if a file of the archive is to be unpacked: those of other splits are not."""
         inside = f"/{path}"
         others = [split for split in self.splits if split not in self.wanted]
         return not any(f"/{split}/" in inside for split in others)
 
     @property
     def smallest(self) -> int:
-        """Fewer bytes are not this archive."""
+        """Least bytes of this archive."""
         return int(self.size * (1 - _TOLERANCE))
 
     @property
     def largest(self) -> int:
-        """More bytes are not this archive."""
+        """Most bytes of this archive."""
         return int(self.size * (1 + _TOLERANCE))
 
     @property
     def most_unpacked(self) -> int:
-        """More bytes of content are refused."""
+        """Most bytes of content that are accepted."""
         return int(self.unpacked * (1 + _TOLERANCE))
 
 
@@ -129,7 +129,7 @@ OC20_IS2RE = Archive(
 
 
 def _s2ef(split: str, title: str, md5: str, size: int, n: int) -> Archive:
-    """A set of S2EF: a ``.tar`` of files that are compressed already, so that it unpacks to its own size."""
+    """Build an S2EF set: a ``.tar`` of compressed files, which unpacks to its own size."""
     file = f"s2ef_{split}"
     return Archive(
         name=f"oc20-s2ef-{split.removeprefix('train_').lower().replace('_', '-')}",
@@ -175,10 +175,10 @@ ARCHIVES = {archive.name: archive for archive in (OC20_IS2RE, *_S2EF)}
 
 
 def find_archive(name: str) -> Archive:
-    """The data set of that name.
+    """Find a data set by name.
 
     Raises:
-        InputError: there is none; the message names those there are.
+        InputError: there is none; the message lists the known names.
     """
     try:
         return ARCHIVES[name]
@@ -191,13 +191,13 @@ _ORDER = ("id", "ood_ads", "ood_cat", "ood_both")
 
 @dataclass(frozen=True)
 class Splits:
-    """LMDB files by what they are for.
+    """LMDB files by purpose.
 
     Args:
         train: by size, ``10k``, ``100k``, ``all``.
-        val: by split, ``id`` first: the first one decides which model is the best.
+        val: by split, ``id`` first: the first one selects the best model.
         test: by split; without labels.
-        frames: the folder of compressed extxyz files, with energies and forces.
+        frames: folder of compressed extxyz files, with energies and forces.
     """
 
     train: dict[str, Path] = field(default_factory=dict)
@@ -207,9 +207,9 @@ class Splits:
 
 
 def find_splits(folder: Path) -> Splits:
-    """Look below a folder for LMDBs in ``SIZE/train``, ``*/val_NAME`` and ``*/test_NAME``, and for ``*.extxyz.xz``.
+    """Find LMDBs in ``SIZE/train``, ``*/val_NAME`` and ``*/test_NAME``, and ``*.extxyz.xz``.
 
-    A set is the file ``data.lmdb``, or the folder where its files have other names.
+    A set is the file ``data.lmdb``, or the folder if its files have other names.
     """
     splits = Splits()
     for file in sorted(folder.rglob("*.lmdb")):
@@ -227,7 +227,7 @@ def find_splits(folder: Path) -> Splits:
 
 
 def missing_splits(splits: Splits, expected: Iterable[str]) -> list[str]:
-    """Those of ``SIZE/SPLIT`` that were not found."""
+    """Return the expected ``SIZE/SPLIT`` names that were not found."""
     found = {f"{size}/train" for size in splits.train}
     found |= {f"all/val_{name}" for name in splits.val} | {f"all/test_{name}" for name in splits.test}
     found |= {EXTXYZ} if splits.frames else set()
@@ -235,7 +235,7 @@ def missing_splits(splits: Splits, expected: Iterable[str]) -> list[str]:
 
 
 def commands(splits: Splits) -> str:
-    """What to type next, ready for a shell."""
+    """List the next commands, ready for a shell."""
     lines: list[str] = []
     model = "runs/oc20/best.safetensors"
     if splits.frames:
@@ -272,7 +272,7 @@ def commands(splits: Splits) -> str:
 
 
 def _yaml(path: Path) -> str:
-    """A path as a value of YAML: as JSON, which YAML reads as well, where it is not plain."""
+    """Write a path as a YAML value: as JSON, which YAML includes, unless it is plain."""
     text = str(path)
     return text if re.fullmatch(r"[\w./][\w./+-]*", text) else json.dumps(text, ensure_ascii=False)
 

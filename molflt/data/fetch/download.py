@@ -1,7 +1,7 @@
-"""A large file over an unreliable connection: it goes on from what is there, however often it breaks off.
+"""Download of a large file over an unreliable connection, continued after every failure.
 
-Which bytes are right is not told here but by the checksum of the whole, so all that matters of an answer is where in
-the file its bytes belong.
+The checksum of the whole file tells whether its bytes are right, so all that matters of an answer is where in the
+file its bytes belong.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _TIMEOUT = 60.0
 """Seconds without a byte before a connection counts as broken."""
 _BLOCK = 1 << 16
-"""Bytes; of a block that is not whole when the connection breaks off, nothing is kept."""
+"""Bytes of a block; a block left incomplete by a broken connection is discarded."""
 _OTHER_WAYS = "give a mirror by --url, or an archive that you have by --archive"
 
 
 class _BrokenOffError(Exception):
-    """Worth another try."""
+    """Failure that is worth another try."""
 
 
 def check_url(url: str) -> None:
@@ -52,7 +52,7 @@ def stay_encrypted(response: requests.Response, **_: Any) -> None:
     """Refuse a redirect from https to anything else.
 
     Raises:
-        InputError: the answer is one.
+        InputError: the answer is such a redirect.
     """
     target = urljoin(response.url, response.headers.get("Location", ""))
     if response.is_redirect and response.url.startswith("https:") and not target.startswith("https:"):
@@ -60,10 +60,10 @@ def stay_encrypted(response: requests.Response, **_: Any) -> None:
 
 
 def download(archive: Archive, url: str, part: Path, sleep: Callable[[float], None]) -> None:
-    """Bring ``part`` to its full length, going on from what it holds. Nothing is verified here but lengths.
+    """Complete the file ``part``, continuing from its present length; only lengths are checked.
 
     Raises:
-        InputError: the address is wrong or leads to something else.
+        InputError: the address is wrong or leads to another kind of file.
         OSError: the connection failed again and again; ``part`` stays.
     """
     check_url(url)
@@ -77,7 +77,7 @@ def download(archive: Archive, url: str, part: Path, sleep: Callable[[float], No
                 return _transfer(session, archive, url, part, meter)
             except (_BrokenOffError, RequestException) as error:
                 reached = _length(part)
-                # Only what was never reached before is progress: a server that starts over each time makes none.
+                # Progress means a new longest length: a server that starts over each time makes none.
                 if reached > longest:
                     failures, longest = 0, reached
                 reason = error if isinstance(error, _BrokenOffError) else f"{url}: {_root(error)}"
@@ -92,7 +92,7 @@ def download(archive: Archive, url: str, part: Path, sleep: Callable[[float], No
 
 
 def _transfer(session: requests.Session, archive: Archive, url: str, part: Path, meter: ByteMeter) -> None:
-    """One connection."""
+    """Transfer over one connection."""
     offset = _length(part)
     try:
         asked = {"Range": f"bytes={offset}-"} if offset else {}
@@ -139,7 +139,7 @@ def _transfer(session: requests.Session, archive: Archive, url: str, part: Path,
 
 
 def _check_answer(response: requests.Response, url: str) -> None:
-    """Raise unless the body is the file, or a part of it."""
+    """Raise an error unless the body is the file, or a part of it."""
     code, headers = response.status_code, response.headers
     if code >= 500 or code in (408, 425, 429) or code in range(201, 206):
         raise _BrokenOffError(f"{url}: the server answered {code} {response.reason}")
@@ -148,12 +148,12 @@ def _check_answer(response: requests.Response, url: str) -> None:
     if headers.get("Content-Encoding", "identity").lower() != "identity":
         raise InputError(f"{url}: the server changes the encoding of the file; {_OTHER_WAYS}")
     if code == 200 and headers.get("Content-Type", "").lower().startswith("text/html"):
-        # What a network that wants a log-in answers, whatever is asked.
+        # A network that requires a log-in answers so to any request.
         raise InputError(f"{url}: the server answers with a web page instead of the file; {_OTHER_WAYS}")
 
 
 def _root(error: BaseException) -> BaseException:
-    """What lies at the bottom of an error of requests: a refused connection, an unknown host, a bad certificate."""
+    """Find the root of an error of requests: a refused connection, a bad certificate."""
     while inner := error.__cause__ or error.__context__:
         error = inner
     return error

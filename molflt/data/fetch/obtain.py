@@ -1,4 +1,4 @@
-"""A data set in one step: plan, download, check, unpack; nothing in the archive is trusted."""
+"""Data sets in one step: plan, download, check, unpack; the archive is not trusted."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from molflt.terminal_text import printable
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is to do, and the space that it takes.
+    """Steps to obtain a data set, and the disk space they need.
 
     Args:
-        url: where it comes from, unless it is here already.
-        local: a complete archive that is here already and stays.
-        keep: whether a downloaded archive stays.
-        present: bytes of the download that are here already.
-        free: bytes free where the folder is or will be.
+        url: the source, unless the archive is here already.
+        local: a complete local archive, which is kept.
+        keep: whether to keep a downloaded archive.
+        present: bytes already downloaded.
+        free: bytes free at the folder's location.
     """
 
     archive: Archive
@@ -43,27 +43,27 @@ class Plan:
 
     @property
     def part(self) -> Path:
-        """The download while it is not verified, or is going to be removed."""
+        """Path of the download until it is verified, or if it is going to be removed."""
         return self.folder / f"{self.archive.file}.part"
 
     @property
     def target(self) -> Path:
-        """Where the content goes."""
+        """Folder for the content."""
         return self.folder / self.archive.folder
 
     @property
     def needed(self) -> int:
-        """Bytes that must be free: archive and content lie side by side until all is unpacked."""
+        """Bytes that must be free: archive and content coexist until all is unpacked."""
         to_download = 0 if self.local else max(0, self.archive.size - self.present)
         return to_download + self.archive.to_unpack
 
     @property
     def fits(self) -> bool:
-        """Whether there is room."""
+        """True if there is enough space."""
         return self.needed <= self.free
 
     def describe(self) -> str:
-        """What is going to happen, for the user to read first."""
+        """Describe the planned steps for the user."""
         archive = self.archive
         lines = [f"{archive.name}: {archive.title} ({archive.licence})"]
         if self.local:
@@ -82,10 +82,10 @@ class Plan:
 def make_plan(
     archive: Archive, folder: Path, url: str | None = None, local: Path | None = None, keep: bool = False
 ) -> Plan:
-    """Find out what there is to do; nothing is written or opened.
+    """Plan the steps; nothing is written or opened.
 
     Raises:
-        InputError: the folder is a file, the archive given is none, or the address is not http or https.
+        InputError: the folder is a file, the given archive is invalid, or the address is not http or https.
     """
     if url is not None and local is not None:
         raise InputError("give --url or --archive, not both")
@@ -106,10 +106,10 @@ def make_plan(
 
 
 def present_splits(plan: Plan) -> Splits | None:
-    """The splits, if the data set is there and complete.
+    """Return the splits if the data set is present and complete.
 
     Raises:
-        InputError: it is there and not complete.
+        InputError: it is present and not complete.
     """
     if not plan.target.exists():
         return None
@@ -126,7 +126,7 @@ def present_splits(plan: Plan) -> Splits | None:
 def obtain(plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> Splits:
     """Download, check and unpack; ``say`` takes lines for the user.
 
-    Whatever interrupts it, repeating it goes on: a download from its last byte, an unpacking from its beginning.
+    After an interruption, a repeated call continues a download at its last byte, an unpacking from its beginning.
 
     Raises:
         InputError: not enough space, a wrong checksum, an archive that is refused, a server that has no such file.
@@ -139,11 +139,11 @@ def obtain(plan: Plan, say: Callable[[str], None], sleep: Callable[[float], None
             "room or give a folder on another disk by --to"
         )
     with alone(plan.folder, "another molflt fetch is at work there; wait for it"):
-        # Another fetch may have come to its end since the plan was made.
+        # Another fetch may have finished since the plan was made.
         if (there := present_splits(plan)) is not None:
             return there
         file = plan.local or plan.part
-        # A download that came to its end before an interruption needs no network any more.
+        # A download completed before an interruption needs no network any more.
         checksum = _checksum(file) if plan.local or plan.present >= archive.smallest else ""
         if plan.local is None and checksum != archive.md5:
             download(archive, plan.url, file, sleep)
@@ -176,7 +176,7 @@ def _damaged(plan: Plan, file: Path, checksum: str) -> InputError:
             f"{file}: damaged, incomplete or another file ({wrong}). If its download was broken off, move it to "
             f"{plan.part} and run the command without --archive: it goes on from there"
         )
-    # Which of its bytes are wrong cannot be known, so none is worth going on from.
+    # It is unknown which bytes are wrong, so there is nothing to continue from.
     file.unlink()
     return InputError(
         f"{plan.url}: what came is damaged or another file ({wrong}); it was removed. Run the command again, and "
@@ -187,12 +187,12 @@ def _damaged(plan: Plan, file: Path, checksum: str) -> InputError:
 def unpack(archive: Archive, file: Path, target: Path) -> None:
     """Unpack regular files and folders of a ``.tar.gz`` or ``.tar`` file into a new folder.
 
-    It appears complete or not at all. Owners, permissions and times are not taken over. An interrupted unpacking is
-    to be done again; what it left behind is removed.
+    The folder appears complete or not at all. Owners, permissions and times are ignored. An interrupted unpacking
+    starts again; its remains are removed.
 
     Raises:
-        InputError: the file is damaged, or something in it is refused: an absolute path, one that leads outside,
-            a link, a device, a name that comes twice or is none, too many members or too many bytes.
+        InputError: the file is damaged, or a member is refused: an absolute path, one that leads outside, a link, a
+            device, a duplicate or invalid name, too many members or too many bytes.
     """
     temporary = target.with_name(f".{target.name}.unpacking")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -203,14 +203,14 @@ def unpack(archive: Archive, file: Path, target: Path) -> None:
             stream = metered if archive.file.endswith(".tar") else gzip.GzipFile(fileobj=metered)
             with tarfile.open(fileobj=stream, mode="r|") as tar:
                 tar.extractall(temporary, filter=_Filter(archive, file))  # noqa: S202
-            # gzip's checksum of the content stands at the very end, behind the end of the tar.
+            # gzip's checksum of the content is at the very end, after the end of the tar.
             while stream.read(1 << 20):
                 pass
         content = list(temporary.iterdir())
         if not content:
             raise InputError(f"{file}: the archive is empty")
         os.sync()
-        # Usually everything lies in one folder, which then is the one that is wanted.
+        # Usually everything lies in one folder, which then is the desired one.
         single = len(content) == 1 and content[0].is_dir()
         os.replace(content[0] if single else temporary, target)
     except InputError:
@@ -219,7 +219,7 @@ def unpack(archive: Archive, file: Path, target: Path) -> None:
         raise InputError(f"{file}: refused, something in it lies below a file ({error.filename})") from error
     except tarfile.FilterError as error:
         raise InputError(f"{file}: refused, {error}") from error
-    # ValueError, OverflowError: numbers in headers that are none; RecursionError: a header for a header, and so on.
+    # ValueError, OverflowError: invalid numbers in headers; RecursionError: chains of extended headers.
     except (
         tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError, RecursionError
     ) as error:  # fmt: skip
@@ -229,7 +229,7 @@ def unpack(archive: Archive, file: Path, target: Path) -> None:
 
 
 class _Filter:
-    """tarfile's own filter of data, which lets nothing out of the folder, and the limits of one archive."""
+    """tarfile's data filter, which keeps members inside the folder, with limits of an archive."""
 
     def __init__(self, archive: Archive, file: Path) -> None:
         self._archive, self._file = archive, file
@@ -245,10 +245,10 @@ class _Filter:
             raise self._refused(f"it unpacks to more than {size_text(archive.most_unpacked)}")
         if not (member.isreg() or member.isdir()):
             raise self._refused(f"{member.name!r} is neither a file nor a folder (a link or a device)")
-        # A backslash or a colon separates on other systems.
+        # A backslash or a colon is a separator on other systems.
         if name.is_absolute() or ".." in name.parts or set("\\:") & set(member.name):
             raise self._refused(f"the path {member.name[:200]!r} leads outside the folder")
-        # What most file systems have: 255 bytes a name.
+        # The limit of most file systems: 255 bytes a name.
         too_long = len(name.parts) > 32 or any(len(os.fsencode(part)) > 255 for part in name.parts)
         if too_long or printable(member.name) != member.name:
             raise self._refused(

@@ -1,1 +1,1 @@
-"""Records of OC20: LMDB files read and written, and their pickles, which run nothing."""
+"""Records of OC20: reading and writing of LMDB files, and their pickles without execution."""

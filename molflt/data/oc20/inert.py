@@ -1,6 +1,6 @@
-"""Stand-ins for the names in a record's pickle: they copy numbers and check what they are given.
+"""Stand-ins for the names in a record's pickle, which copy numbers and check their input.
 
-None of them has attributes a pickle could set, and none calls what it is given. They are made by ``__new__`` alone,
+None of them has attributes that a pickle could set, and none calls its arguments. They are made by ``__new__`` alone,
 because a pickle may ask for an object without a call of ``__init__``.
 """
 
@@ -18,12 +18,12 @@ from molflt.terminal_text import holds_text, shown
 
 _MAX_AXES = 8
 _PER_PAIR = 100
-"""Bytes, about."""
+"""Approximate bytes of an object."""
 _DTYPE_CODE = re.compile(r"\?|b1|[iu][1248]|f[248]|[US][1-9]\d{0,5}")
 
 
 class Frozen(type):
-    """A class a pickle cannot change: BUILD on a class would otherwise set its attributes."""
+    """Class that a pickle cannot change: BUILD on a class would otherwise set its attributes."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise pickle.UnpicklingError(f"a record may not set {cls.__name__}.{name}")
@@ -36,7 +36,7 @@ class InertObject(metaclass=Frozen):
     state: dict[Any, Any]
 
     def __new__(cls) -> InertObject:
-        """An object with a state even where the pickle gives none: NEWOBJ does not call ``__init__``."""
+        """Make an object with a state: NEWOBJ does not call ``__init__``."""
         made = super().__new__(cls)
         made.state = {}
         return made
@@ -48,7 +48,7 @@ class InertObject(metaclass=Frozen):
 
 
 class InertDtype(metaclass=Frozen):
-    """Stand-in for ``numpy.dtype``: booleans, integers, floats and text, nothing that points."""
+    """Stand-in for ``numpy.dtype``: booleans, integers, floats and text, no pointers."""
 
     __slots__ = ("code", "order")
 
@@ -56,7 +56,7 @@ class InertDtype(metaclass=Frozen):
     order: Any
 
     def __new__(cls, code: object, align: object = False, copy: object = True) -> InertDtype:
-        """From NumPy's code of it."""
+        """Take NumPy's code of the dtype."""
         if not isinstance(code, str) or not _DTYPE_CODE.fullmatch(code):
             raise pickle.UnpicklingError(f"array element type {shown(code)} is not allowed")
         made = super().__new__(cls)
@@ -65,14 +65,14 @@ class InertDtype(metaclass=Frozen):
 
     def __setstate__(self, state: object) -> None:
         # (version, byte order, subdtype, names, fields, item size, alignment, flags, ...); the rest follows
-        # from the code and is not believed
+        # from the code and is ignored
         plain = isinstance(state, tuple) and len(state) >= 5 and all(part is None for part in state[2:5])
         if not plain or state[1] not in ("<", ">", "|", "="):  # type: ignore[index]
             raise pickle.UnpicklingError("structured array element types are not allowed")
         self.order = state[1]  # type: ignore[index]
 
     def resolve(self) -> np.dtype[Any]:
-        """The real dtype."""
+        """Return the real dtype."""
         return np.dtype(self.code).newbyteorder("=" if self.order == "|" else self.order)
 
 
@@ -85,7 +85,7 @@ def _read_array(raw: object, dtype: object, shape: object, order: str) -> np.nda
     if flat.size != math.prod(sizes):
         raise pickle.UnpicklingError(f"{flat.size} elements do not fill an array of shape {sizes}")
     if flat.dtype.kind == "b":
-        # a byte that is neither 0 nor 1 makes no valid boolean
+        # only 0 and 1 are valid bytes of booleans
         flat = flat.view(np.uint8) != 0
     flat = flat.astype(flat.dtype.newbyteorder("="))
     if flat.dtype.kind == "U" and not holds_text(flat):
@@ -95,14 +95,14 @@ def _read_array(raw: object, dtype: object, shape: object, order: str) -> np.nda
 
 
 class InertArray(metaclass=Frozen):
-    """``numpy.ndarray`` as protocols 2 to 4 write it: ``_reconstruct(...)``, then a state."""
+    """Stand-in for ``numpy.ndarray`` of protocols 2 to 4: ``_reconstruct(...)``, then a state."""
 
     __slots__ = ("value",)
 
     value: np.ndarray | None
 
     def __new__(cls, kind: object = None, shape: object = None, code: object = None) -> InertArray:
-        """An array without a value until it is given its state."""
+        """Make an array without a value, which its state will set."""
         made = super().__new__(cls)
         made.value = None
         return made
@@ -115,14 +115,14 @@ class InertArray(metaclass=Frozen):
 
 
 class InertBufferArray(metaclass=Frozen):
-    """``numpy.ndarray`` as protocol 5 writes it: ``_frombuffer(buffer, dtype, shape, order)``."""
+    """Stand-in for ``numpy.ndarray`` in protocol 5: ``_frombuffer(raw, dtype, shape, order)``."""
 
     __slots__ = ("value",)
 
     value: np.ndarray
 
     def __new__(cls, raw: object, dtype: object, shape: object, order: object = "C") -> InertBufferArray:
-        """The array, read."""
+        """Read the array."""
         made = super().__new__(cls)
         made.value = _read_array(raw, dtype, shape, "F" if order == "F" else "C")
         return made
@@ -132,18 +132,18 @@ class InertBufferArray(metaclass=Frozen):
 
 
 class InertScalar(metaclass=Frozen):
-    """``numpy.core.multiarray.scalar``: becomes a Python number at once."""
+    """Stand-in for ``numpy.core.multiarray.scalar``: becomes a Python number at once."""
 
     def __new__(cls, dtype: object, raw: object) -> Any:
-        """The number itself."""
+        """Return the number itself."""
         return _read_array(raw, dtype, (), "C").item()
 
 
 class Latin1(metaclass=Frozen):
-    """``_codecs.encode``, by which protocol 2 writes bytes as text."""
+    """Stand-in for ``_codecs.encode``, by which protocol 2 writes bytes as text."""
 
     def __new__(cls, text: object, encoding: object) -> Any:
-        """The bytes themselves."""
+        """Return the bytes themselves."""
         if not isinstance(text, str) or encoding != "latin1":
             raise pickle.UnpicklingError("only latin1 text can stand for bytes")
         take(len(text))
@@ -151,18 +151,18 @@ class Latin1(metaclass=Frozen):
 
 
 class EmptyBytes(metaclass=Frozen):
-    """``bytes()``, by which protocol 2 writes empty bytes."""
+    """Stand-in for ``bytes()``, by which protocol 2 writes empty bytes."""
 
     def __new__(cls) -> Any:
-        """Empty bytes; ``bytes(n)`` would take any amount of memory."""
+        """Return empty bytes; ``bytes(n)`` would take any amount of memory."""
         return b""
 
 
 class InertMapping(metaclass=Frozen):
-    """``collections.OrderedDict``: becomes a dict, empty or, as Python 2 writes it, from a list of pairs."""
+    """Stand-in for ``collections.OrderedDict``: a dict, empty or, in Python 2, from pairs."""
 
     def __new__(cls, pairs: object = ()) -> Any:
-        """The dict itself."""
+        """Return the dict itself."""
         if not isinstance(pairs, list | tuple) or not all(isinstance(p, list | tuple) and len(p) == 2 for p in pairs):
             raise pickle.UnpicklingError("an OrderedDict must be empty or made of pairs")
         take(_PER_PAIR * len(pairs))
@@ -170,22 +170,22 @@ class InertMapping(metaclass=Frozen):
 
 
 class InertSize(metaclass=Frozen):
-    """``torch.Size``: becomes a tuple."""
+    """Stand-in for ``torch.Size``: becomes a tuple."""
 
     def __new__(cls, sizes: object) -> Any:
-        """The tuple itself."""
+        """Return the tuple itself."""
         return sizes_of(sizes, "torch.Size")
 
 
 class InertStorage(metaclass=Frozen):
-    """``torch.storage._load_from_bytes``: keeps the bytes; read only if a wanted field needs them."""
+    """Stand-in for ``torch.storage._load_from_bytes``: keeps the bytes until a field needs them."""
 
     __slots__ = ("raw",)
 
     raw: bytes
 
     def __new__(cls, raw: object) -> InertStorage:
-        """The bytes, kept."""
+        """Keep the bytes."""
         if not isinstance(raw, bytes | bytearray):
             raise pickle.UnpicklingError("a tensor's storage must be bytes")
         take(len(raw))
@@ -198,7 +198,7 @@ class InertStorage(metaclass=Frozen):
 
 
 class InertTensor(metaclass=Frozen):
-    """``torch._utils._rebuild_tensor_v2``: keeps the arguments; gradients and hooks are dropped."""
+    """Stand-in for ``torch._utils._rebuild_tensor_v2``, without gradients and hooks."""
 
     __slots__ = ("offset", "size", "storage", "stride")
 
@@ -208,7 +208,7 @@ class InertTensor(metaclass=Frozen):
     stride: tuple[int, ...]
 
     def __new__(cls, storage: object, offset: object, size: object, stride: object, *_: object) -> InertTensor:
-        """Place of the elements in a storage."""
+        """Keep the place of the elements in a storage."""
         if not isinstance(storage, InertStorage):
             raise pickle.UnpicklingError("a tensor needs a storage")
         made = super().__new__(cls)
@@ -223,14 +223,14 @@ class InertTensor(metaclass=Frozen):
 
 
 def natural(value: object, what: str) -> int:
-    """A count that fits in 62 bits, or an ``UnpicklingError``."""
+    """Check a count that fits in 62 bits, or raise an ``UnpicklingError``."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
         raise pickle.UnpicklingError(f"{what} {shown(value)} is not a count")
     return value
 
 
 def sizes_of(value: object, what: str) -> tuple[int, ...]:
-    """A short tuple of counts, or an ``UnpicklingError``."""
+    """Check a short tuple of counts, or raise an ``UnpicklingError``."""
     if not isinstance(value, tuple | list) or len(value) > _MAX_AXES:
         raise pickle.UnpicklingError(f"{what} {shown(value)} is not a short tuple")
     return tuple(natural(size, what) for size in value)

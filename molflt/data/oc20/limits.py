@@ -1,8 +1,8 @@
-"""Limits on a stranger's pickle: opcodes are checked before it runs, copies counted meanwhile.
+"""Limits on untrusted pickles: opcodes are checked before a run, copies counted during it.
 
-``pickletools.genops`` sees the same opcodes as the walk here, but decodes every argument on the way, which would take
-most of the time in which a record is read. Copies are counted because a pickle can copy the same bytes a million
-times with a few bytes of its own for each copy.
+``pickletools.genops`` sees the same opcodes as this module, but decodes every argument, which would take most of the
+time to read a record. Copies are counted because a pickle can copy the same bytes a million times with a few bytes
+of its own for each copy.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _EXTENSIONS = frozenset(b"\x82\x83\x84")
 _PUT, _BINPUT, _LONG_BINPUT = ord("p"), ord("q"), ord("r")
 _TUPLES = frozenset(b"t\x85\x86\x87")
 _MOST_TUPLES = 20_000
-"""Python hashes a tuple within a tuple by recursion without a limit; beyond 80,000 the process dies."""
+"""Most tuples: Python hashes nested tuples by unlimited recursion; beyond 80,000 the process dies."""
 _INTEGERS = frozenset(b"IL\x8a\x8b")
 _COLLIDING, _MOST_COLLIDING = (1 << 61) - 1, 256
-"""Python's hash of an integer is its remainder by this number, so larger ones can be chosen to have the same: a dict
-of a hundred thousand such keys takes minutes. No record has many integers as large."""
+"""Python's hash of an integer is its remainder by this number, so larger ones can be chosen to collide: a dict of a
+hundred thousand such keys takes minutes. No record has many integers as large."""
 _LINES, _PREFIXED = "lines", "prefixed"
 _KNOWN: list[tuple[str, int, bool] | None] = [None] * 256
-"""By opcode. ("fixed", bytes of the argument), ("lines", how many end it) or ("prefixed", bytes of the length), and
-whether that length has a sign; None: no opcode."""
+"""Shape of the argument by opcode: ("fixed", bytes), ("lines", how many end it) or ("prefixed", bytes of the
+length, whether it has a sign); None: no opcode."""
 
 
 def _shape(argument: pickletools.ArgumentDescriptor | None) -> tuple[str, int, bool]:
@@ -49,20 +49,20 @@ def _shape(argument: pickletools.ArgumentDescriptor | None) -> tuple[str, int, b
 for _opcode in pickletools.opcodes:
     _KNOWN[ord(_opcode.code)] = _shape(_opcode.arg)
 _FIXED = [shape[1] + 1 if shape and shape[0] == "fixed" else 0 for shape in _KNOWN]
-"""By opcode: its length where that is always the same, else 0."""
+"""Length by opcode if it is constant, else 0."""
 _FIXED[_STOP] = 0
 for _code in (*_EXTENSIONS, *_TUPLES, _PUT, _BINPUT, _LONG_BINPUT):
     _FIXED[_code] = 0
 
 
 def refuse_opcodes(raw: bytes) -> None:
-    """Refuse the opcodes that do harm before any name is looked up, without running any.
+    """Refuse harmful opcodes before any name is looked up, without running any.
 
     Args:
-        raw: a pickle, perhaps with more bytes behind its end.
+        raw: a pickle, perhaps followed by other bytes.
 
     Raises:
-        pickle.UnpicklingError: an extension code, a memo place beyond the length of the pickle, more tuples or huge
+        pickle.UnpicklingError: an extension code, a memo index beyond the length of the pickle, more tuples or huge
             integers than any record has, an unknown opcode, or a pickle that ends early.
     """
     position, end, n_tuples, n_colliding = 0, len(raw), 0, 0
@@ -79,11 +79,11 @@ def refuse_opcodes(raw: bytes) -> None:
             if n_tuples > _MOST_TUPLES:
                 raise pickle.UnpicklingError(f"refused: more than {_MOST_TUPLES} tuples")
             continue
-        # an extension code that some library has registered and used comes from a cache, past find_class
+        # an extension code registered and used by some library comes from a cache, bypassing find_class
         if code in _EXTENSIONS:
             raise pickle.UnpicklingError("refused: pickle extension codes")
         start, position = position + 1, _behind(raw, position)
-        # memory is taken for every place up to the one named
+        # memory is allocated for every index up to the given one
         if code == _BINPUT and position <= end:
             _refuse_place(raw[start], end)
         elif code == _LONG_BINPUT and position <= end:
@@ -103,9 +103,9 @@ def _refuse_place(place: int, n_bytes: int) -> None:
 
 
 def _may_collide(code: int, argument: bytes) -> bool:
-    """True if an opcode's argument makes an integer so large that another has its hash."""
+    """True if an opcode's argument makes an integer large enough for a hash collision."""
     if code in b"IL":
-        # with a minus, an L and the end of the line
+        # including a minus sign, an L and the end of the line
         return len(argument) > 18 and len(argument.strip(b"-+L\n\r 0_")) > 17
     digits = argument[1:] if code == 0x8A else argument[4:]
     return len(digits) > 7 and abs(int.from_bytes(digits[-9:], "little", signed=True)) >= (
@@ -114,7 +114,7 @@ def _may_collide(code: int, argument: bytes) -> bool:
 
 
 def _behind(raw: bytes, position: int) -> int:
-    """The position behind the opcode at a position, and its argument; beyond the end where that is cut short."""
+    """Position after the opcode at ``position``, and its argument; past the end if truncated."""
     shape = _KNOWN[raw[position]]
     if shape is None:
         raise pickle.UnpicklingError(f"unknown opcode {raw[position : position + 1]!r}")
@@ -137,7 +137,7 @@ def _behind(raw: bytes, position: int) -> int:
 
 @contextmanager
 def allowance(n_bytes: int) -> Iterator[None]:
-    """While one pickle runs: what it may have copied in all."""
+    """Set the bytes that one pickle may copy in all, while it runs."""
     token = _LEFT.set([n_bytes])
     try:
         yield

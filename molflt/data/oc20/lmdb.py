@@ -1,4 +1,4 @@
-"""OC20 LMDB files as a sequence of structures, and the read-only environments behind them."""
+"""OC20 LMDB files as data sets of structures, and their read-only environments."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from molflt.errors import InputError, ordinary_file
 from molflt.files import atomic_file
 
 _CACHE_SIZES_FROM = 20_000
-"""Records beyond which the sizes of the structures are kept next to the file."""
+"""Most records whose sizes are not stored next to the file."""
 
 
 class LmdbDataset:
     """Structures of an OC20 LMDB: a file, or a folder that holds ``data.mdb``.
 
-    The database is opened on first use, read-only and without locks, once in every process, so the object may
-    be passed to DataLoader workers by fork or spawn. How records are read: :func:`molflt.data.record.to_data`.
+    The database is opened on first use, read-only and without locks, once in every process, so the object may be
+    passed to DataLoader workers by fork or spawn. Records are converted by :func:`molflt.data.record.to_data`.
 
     Args:
         path: the file or folder; for a folder of shards see :func:`molflt.data.open.open_dataset`.
-        strict: whether a record that does not say how many atoms it has makes ``n_atoms`` fail; otherwise it counts
-            as one.
+        strict: if a record without its number of atoms makes ``n_atoms`` fail; otherwise it counts as one
+            atom.
 
     Raises:
-        InputError: nothing there, not an LMDB, empty, cut short; on access: a missing or unreadable record.
+        InputError: nothing there, not an LMDB, empty, truncated; on access: a missing or unreadable record.
     """
 
     def __init__(self, path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> None:
@@ -69,9 +69,9 @@ class LmdbDataset:
 
     @property
     def n_atoms(self) -> np.ndarray:
-        """(n_structures,) int64: atoms of every structure; read once, then kept.
+        """(n_structures,) int64: atoms of every structure; read once, then stored.
 
-        For a large file the numbers are kept next to it (``FILE.natoms``) where the folder is writable.
+        For a large file the numbers are stored next to it (``FILE.natoms``) if the folder is writable.
         """
         if self._n_atoms is not None:
             return self._n_atoms
@@ -151,7 +151,7 @@ class LmdbDataset:
         return np.array([status.st_size, status.st_mtime_ns], dtype="<i8")
 
     def _kept_sizes(self) -> np.ndarray | None:
-        """The sizes kept beside the file; None: absent, damaged or of another file, and they are counted again."""
+        """Read the sizes stored beside the file; None if absent, damaged or of another file."""
         with contextlib.suppress(OSError):
             if self._sizes_file.stat().st_size == 8 * (2 + len(self)):
                 stored = np.frombuffer(self._sizes_file.read_bytes(), dtype="<i8")
@@ -160,14 +160,14 @@ class LmdbDataset:
         return None
 
     def _keep_sizes(self, sizes: np.ndarray) -> None:
-        # a read-only folder is no reason to fail: the sizes are counted again next time
+        # a read-only folder is not an error: the sizes are counted again next time
         with contextlib.suppress(OSError), atomic_file(self._sizes_file) as temporary:
             temporary.write_bytes(np.concatenate([self._stamp(), sizes]).astype("<i8").tobytes())
 
 
 def _length(raw: bytes, where: str) -> int:
-    """The number of records as OC20 (pickled) and others (decimal text) write it."""
-    # beyond some thousand digits Python refuses to read them
+    """Read the number of records, which OC20 pickles and others write as decimal text."""
+    # Python refuses to read numbers of several thousand digits
     value = int(raw) if raw.isdigit() and len(raw) < 20 else load_value(raw, where)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
         raise InputError(f"{where}: not a number of records")
@@ -182,11 +182,11 @@ class _Opened:
 
 
 _OPENED: dict[str, _Opened] = {}
-"""By real path. LMDB refuses to open a file twice in one process, and two data sets may share a file."""
+"""Environments by real path. LMDB refuses to open a file twice in one process, and data sets may share a file."""
 
 
 def lmdb_file(path: Path) -> Path:
-    """The file that holds the data: the path itself, or ``data.mdb`` in a folder-style environment."""
+    """Return the file that holds the data: the path, or ``data.mdb`` in a folder."""
     return path / "data.mdb" if path.is_dir() else path
 
 
@@ -205,12 +205,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def open_readonly(path: Path) -> Any:
-    """Open an LMDB for reading, or return the environment this process has open already.
+    """Open an LMDB for reading, or return this process's open environment for it.
 
-    An environment inherited through a fork is closed and opened anew: LMDB's are not to be used by a child.
+    An environment inherited through a fork is closed and reopened: a child must not use LMDB's environments.
 
     Raises:
-        InputError: no such file, empty, not an LMDB, or cut short (reading past its end would kill the process).
+        InputError: no such file, empty, not an LMDB, or truncated (reading past its end would kill the process).
     """
     with _LOCK:
         return _open(path)
@@ -256,7 +256,7 @@ def _open(path: Path) -> Any:
 
 
 def close_readonly(path: Path) -> None:
-    """Close the environment this process has open for a path, if any; a later read opens it anew."""
+    """Close this process's environment for a path, if any; a later read reopens it."""
     with _LOCK:
         opened = _OPENED.pop(os.path.realpath(lmdb_file(path)), None)
         if opened is not None:

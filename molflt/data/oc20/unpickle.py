@@ -1,9 +1,9 @@
-"""Unpickling of records from strangers.
+"""Unpickling of untrusted records.
 
 OC20 records are pickles, and a pickle is a program. Here it runs on a machine whose only callables are the
-classes of ``oc20.inert``, which copy numbers out of bytes and check what they are given. Not even NumPy's
-own reconstruction functions are used, because a crafted ``dtype`` state makes those read arbitrary memory. A
-name that is not in the exact allow-list is refused, and so is everything that a listed class does not expect.
+classes of ``oc20.inert``, which copy numbers out of bytes and check their input. Not even NumPy's own
+reconstruction functions are used, because with a crafted ``dtype`` state these read arbitrary memory. A name
+that is not in the exact allow-list is refused, and so is anything unexpected by a listed class.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from molflt.terminal_text import printable, shown
 
 _MAX_DEPTH = 8
 _MAX_BYTES = 1 << 26
-"""Size to which a record may unfold; the largest OC20 structures take a few MiB with their graph."""
+"""Most bytes of an unpacked record; the largest OC20 structures take a few MiB with their graph."""
 _MAX_COPIES = 4
-"""Of each byte of an honest record, or fewer: from text to bytes, from bytes to an array."""
+"""Most copies of each byte of a valid record: from text to bytes, from bytes to an array."""
 _PYTHON_OBJECT = 64
-"""Bytes, about."""
+"""Approximate bytes of a Python object."""
 
 
 def _read_tensor(tensor: InertTensor) -> np.ndarray:
-    """Cut a tensor out of its storage, with every bound checked first."""
+    """Cut a tensor out of its storage, after a check of all bounds."""
     flat = read_storage(tensor.storage.raw)
     n_elements = math.prod(tensor.size)
     last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.size, tensor.stride, strict=True))
@@ -55,9 +55,9 @@ def _read_tensor(tensor: InertTensor) -> np.ndarray:
         )
     if not n_elements:
         return np.empty(tensor.size, dtype=flat.dtype)
-    # along an axis of one element no step is taken, so it may be any number, too large for NumPy even
+    # along an axis of one element the stride is unused, so it may be any number, even one too large for NumPy
     steps = tuple(flat.itemsize * step if n > 1 else 0 for n, step in zip(tensor.size, tensor.stride, strict=True))
-    # NumPy checks the bounds once more; a copy, because a record's bytes are read-only and may be misaligned
+    # NumPy checks the bounds again; a copy, because a record's bytes are read-only and may be misaligned
     return np.ndarray(tensor.size, flat.dtype, flat.data, tensor.offset * flat.itemsize, steps).copy()
 
 
@@ -88,14 +88,14 @@ _ALLOWED: Mapping[tuple[str, str], type] = {
 
 
 class _RecordUnpickler(pickle.Unpickler):  # noqa: S301 (its names call nothing)
-    """An unpickler that knows the names in the allow-list and no others."""
+    """Unpickler that accepts only the names in the allow-list."""
 
     def __init__(self, raw: bytes, where: str) -> None:
         super().__init__(io.BytesIO(raw))
         self._where = where
 
     def find_class(self, module: str, name: str) -> type:
-        """The inert class for an allowed name; dotted names are never looked into."""
+        """Return the inert class for an allowed name; dotted names are refused."""
         try:
             return _ALLOWED[module, name]
         except KeyError:
@@ -118,17 +118,19 @@ def load_value(raw: bytes, where: str) -> object:
             return _RecordUnpickler(raw, where).load()
     except InputError:
         raise
-    # whatever a damaged or hostile pickle raises, to the user it is one thing
+    # any error of a damaged or hostile pickle is the same to the user
     except Exception as error:
         raise InputError(f"{where}: not a readable record: {_reason(error)}") from error
 
 
 def load_record(raw: bytes, where: str, only: Collection[str] | None = None) -> dict[str, Any]:
-    """Unpickle one record: a PyG-1 or PyG-2 ``Data``, or a plain dict. ``only`` names the keys wanted; None: all.
+    """Unpickle one record: a PyG-1 or PyG-2 ``Data``, or a plain dict.
+
+    ``only`` selects keys; None: all.
 
     Returns:
-        NumPy arrays (tensors become arrays), Python numbers, text, and lists, tuples and dicts of these, by
-        name. Private names and values of ``None`` are left out.
+        NumPy arrays (also for tensors), Python numbers, text, and lists, tuples and dicts of these, by name. Private
+        names and values of ``None`` are left out.
 
     Raises:
         InputError: the pickle is damaged, needs a name that is not allowed, or is not a record.
@@ -153,15 +155,15 @@ def load_record(raw: bytes, where: str, only: Collection[str] | None = None) -> 
 
 
 class _Decoder:
-    """Turns what the unpickler made into plain values, of bounded size: in a pickle, repetition is free."""
+    """Converter of unpickled objects to plain values of bounded size; pickles can repeat them."""
 
     def __init__(self) -> None:
         self._left = _MAX_BYTES
-        # by identity, with the tensor, so that its identity is not given to another
+        # by identity, with the tensor, so that its identity is not reused
         self._read: dict[int, tuple[InertTensor, np.ndarray]] = {}
 
     def decode(self, value: object, where: str, depth: int = 0) -> Any:
-        """The plain value.
+        """Convert to a plain value.
 
         Raises:
             InputError: not plain, nested too deep, or too large.
@@ -175,11 +177,11 @@ class _Decoder:
         if value is None or isinstance(value, bool | int | float):
             return value
         if isinstance(value, InertArray | InertBufferArray) and value.value is not None:
-            # each time that it occurs: who makes one array of a list copies it as often
+            # for each occurrence: to convert a list to an array copies it as often
             self._take(value.value.nbytes, where)
             return value.value
         if isinstance(value, InertTensor):
-            # a storage is looked through for each tensor that shares it
+            # a storage is scanned for each tensor that shares it
             self._take(max(8 * math.prod(value.size), len(value.storage.raw)), where)
             if (known := self._read.get(id(value))) is not None:
                 return known[1]
@@ -209,9 +211,9 @@ def _reason(error: Exception) -> str:
 
 # The numbers of a tensor's storage, as torch.save writes it inside a pickled tensor: five small pickles (magic
 # number, version, facts about the machine, the storage's description, its key), the number of elements, the elements.
-# These are always the same, so they are matched, not run. PyTorch's own reader of untrusted files keeps code out but
-# does not limit sizes: it makes byte arrays of any length, takes the memory that a storage announces before it looks
-# at the bytes, and unpacks compressed archives.
+# These are always the same, so they are matched, not run. PyTorch's own reader of untrusted files executes no code
+# but does not limit sizes: it makes byte arrays of any length, allocates the announced memory of a storage before it
+# looks at the bytes, and unpacks compressed archives.
 _TYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(code)
     for name, code in {
@@ -250,13 +252,15 @@ _HEADER = re.compile(
 
 
 def read_storage(raw: bytes) -> np.ndarray:
-    """The elements of a storage as ``torch.save`` writes it without zip; bytes behind them are left alone.
+    """Read the elements of a storage as ``torch.save`` writes it without zip.
+
+    Bytes after them are ignored.
 
     Returns:
         (n_elements,), read-only and without a copy where the type allows; bfloat16 becomes float32.
 
     Raises:
-        pickle.UnpicklingError: the bytes announce more than they hold, or are no such storage.
+        pickle.UnpicklingError: the bytes announce more than they hold, or are not a storage.
     """
     found = _HEADER.match(raw)
     if found is None or found["length"][0] != len(found["key"]) or (kind := found["type"].decode()) not in _TYPES:
@@ -270,7 +274,7 @@ def read_storage(raw: bytes) -> np.ndarray:
         )
     elements = np.frombuffer(raw, dtype, n_elements, header) if n_elements else np.empty(0, dtype)
     if kind == "Bool":
-        # a byte that is neither 0 nor 1 makes no valid boolean
+        # only 0 and 1 are valid bytes of booleans
         return elements != 0
     if kind == "BFloat16":
         return (elements.astype(np.uint32) << 16).view(np.float32)

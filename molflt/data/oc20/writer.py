@@ -1,4 +1,4 @@
-"""OC20-layout LMDB files, written whole or not at all, from records or from structures of any kind."""
+"""Atomic writing of LMDB files in OC20's layout, from records or structures of any kind."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from molflt.terminal_text import holds_text, printable
 _PER_COMMIT = 256
 _FIRST_MAP_SIZE = 16 << 20
 _DONE, _SOURCE = b"molflt:done", b"molflt:source"
-"""Bookkeeping of an unfinished file; removed before the file gets its name."""
+"""Keys of an unfinished file, removed before the file gets its name."""
 
 
 def write_lmdb(
@@ -46,29 +46,29 @@ def write_lmdb(
     overwrite: bool = False,
     source: str = "",
 ) -> int:
-    """Write records as an OC20-layout LMDB file: pickled dicts under "0", "1", ..., and ``length``.
+    """Write records to an LMDB in OC20's layout: pickled dicts under "0", "1", ... and a length.
 
-    The file grows as ``PATH.partial`` and gets its name when it is complete and on disk. A partial file left by
-    an interrupted run from the same source is continued: a sequence is entered where the run stopped, other
-    iterables are wound forward. A partial file from another source is discarded.
+    The file grows as ``PATH.partial`` and gets its name when it is complete and on disk. A partial file from an
+    interrupted run of the same source is continued: a sequence is entered at the right index, other iterables are
+    advanced. A partial file from another source is discarded.
 
     Args:
         path: the file to make.
         records: mappings of text to NumPy arrays, tensors, numbers and text.
-        total: how many records there will be; by default the length of a sequence.
+        total: number of records; by default the length of a sequence.
         resume: continue a partial file; if False, discard it.
         progress: show a bar; None shows it on a terminal only.
         overwrite: replace an existing file.
-        source: what the records come from (for instance ``sources.fingerprint``), to tell whether a partial
-            file may be continued; the first record and the total are always compared.
+        source: description of the records' origin (for instance ``sources.fingerprint``), which decides whether a
+            partial file may be continued; the first record and the total are always compared.
 
     Returns:
         The number of records in the file.
 
     Raises:
-        InputError: the file exists, another process is writing it, a record holds something else than numbers and
-            text, there are no records, or not as many as ``total``.
-        OSError: the system refuses: no room, no permission. What is committed stays, to go on from.
+        InputError: the file exists, another process is writing it, a record holds anything but numbers and text,
+            there are no records, or not as many as ``total``.
+        OSError: the system refuses: no room, no permission. Committed records stay, to be continued.
     """
     final = Path(path)
     if not final.parent.is_dir():
@@ -123,14 +123,14 @@ def _write(
 def convert(
     inputs: Sequence[str], target: str | os.PathLike[str], overwrite: bool = False, options: ReadOptions = DEFAULT
 ) -> int:
-    """Write structures to an LMDB; goes on where an interrupted conversion of the same inputs stopped.
+    """Write structures to an LMDB, continuing an interrupted conversion of the same inputs.
 
     Inputs and options are those of :func:`molflt.data.open.resolve_inputs`; the label is written in eV under its
-    target's name. Charges are kept whatever the options say, and models that know none refuse them. A warning names
-    what is left behind.
+    target's name. Charges are kept whatever the options say, and models without charges refuse them. A warning names
+    data that are lost.
 
     Returns:
-        How many structures it holds.
+        Number of structures in the file.
 
     Raises:
         InputError: unreadable inputs, or a target that exists.
@@ -138,7 +138,7 @@ def convert(
     labels = options.labels
     reading = [options.tags, "" if labels is None else labels.model_dump_json()]
     reading += [*["unconverged"] * options.accept_unconverged, *["pairs"] * options.pairs]
-    # What comes from standard input cannot be asked for again: a file begun from it is never gone on with.
+    # Standard input cannot be read again: a file begun from it is never continued.
     once = [str(uuid.uuid4())] if STANDARD_INPUT in inputs else []
     source = "\n".join([*inputs, *reading, *map(fingerprint, chain(*map(paths_behind, inputs))), *once])
     structures = resolve_inputs(inputs, replace(options, charges=True, slabs=True))
@@ -149,7 +149,7 @@ def convert(
 
 
 class _Records(Sequence[dict[str, Any]]):
-    """The records of a data set, made when asked for: an interrupted conversion enters where it stopped."""
+    """Records of a data set, made on access, so that a conversion can continue at any index."""
 
     def __init__(self, structures: StructureDataset, notes: Notes) -> None:
         self._structures, self._notes = structures, notes
@@ -160,7 +160,7 @@ class _Records(Sequence[dict[str, Any]]):
 
     def __getitem__(self, index: Any) -> Any:
         data = self._structures[index]
-        # The first is asked for once more, to know the source again.
+        # The first is read twice, to identify the source.
         if index not in self._noted and (left := extra_of(data).left):
             self._noted.add(index)
             for what in left:
@@ -169,7 +169,7 @@ class _Records(Sequence[dict[str, Any]]):
 
 
 class _Writer:
-    """A growing LMDB file."""
+    """Growing LMDB file."""
 
     def __init__(self, path: Path) -> None:
         size = path.stat().st_size if path.exists() else 0
@@ -182,7 +182,7 @@ class _Writer:
         self._path, self._map_size = path, map_size
 
     def commit(self, items: Sequence[tuple[bytes, bytes]], remove: Sequence[bytes] = ()) -> None:
-        """Write all items or none, durably, in as large a map as that takes."""
+        """Write all items or none, durably, enlarging the map as needed."""
         while True:
             try:
                 with self._environment.begin(write=True) as transaction:
@@ -207,7 +207,7 @@ class _Writer:
 
 
 def _refused(error: Exception, path: Path) -> OSError:
-    """Error of the system behind one of LMDB's own."""
+    """Convert one of LMDB's own errors to an error of the system."""
     if isinstance(error, OSError):
         return error
     text = str(error)
@@ -217,13 +217,13 @@ def _refused(error: Exception, path: Path) -> OSError:
 
 def _from(records: Iterable[Mapping[str, Any]], start: int) -> Iterator[Mapping[str, Any]]:
     if isinstance(records, Sequence):
-        # by index: iterating would make the records that are in the file already
+        # by index: iterating would rebuild the records that are already in the file
         return (records[k] for k in range(start, len(records)))
     return islice(iter(records), start, None)
 
 
 def _committed(partial: Path, identity: bytes) -> int | None:
-    """Number of this source's records in a partial file; None: absent, damaged or of another."""
+    """Number of this source's records in a partial file; None if absent, damaged or of another."""
     if not partial.is_file() or partial.stat().st_size == 0:
         return None
     try:
@@ -241,7 +241,7 @@ def _committed(partial: Path, identity: bytes) -> int | None:
 
 
 def _plain(value: object, where: str) -> Any:
-    """Numbers, text and arrays only, so that the file can be read without trusting it, and text that can be read."""
+    """Reduce a value to numbers, valid text and arrays, which can be read without trust."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.generic):
@@ -263,7 +263,7 @@ def _pickled(record: Mapping[str, Any], where: str) -> bytes:
 
 
 def _identity(source: str, total: int | None, first: Mapping[str, Any]) -> bytes:
-    # not the hash of the pickle: that depends on which equal objects are the same object
+    # not the hash of the pickle, which depends on object identities
     digest = hashlib.sha256(f"{source}\n{total}\n".encode("utf-8", "surrogatepass"))
     for key in sorted(first):
         value = np.asarray(_plain(first[key], f"record 0, field '{key}'"))

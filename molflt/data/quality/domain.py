@@ -1,26 +1,24 @@
-"""The domain of a training set: what structures there look like, and how another one differs from all of them.
+"""Domain of a training set: its kinds of structures, and rules for others to be outside.
 
-A structure is outside when something of it does not occur, whatever the geometry
+A structure is outside if one of its features does not occur, whatever the geometry
 (:mod:`molflt.data.quality.occurrence`):
 
-* it is of another kind: an isolated molecule, a surface with an adsorbate, a cell without an adsorbate, an adsorbate
+* it is of a new kind: an isolated molecule, a surface with an adsorbate, a cell without an adsorbate, an adsorbate
   without a surface;
-* it repeats along another number of axes, an element has another tag, or tags come together that never do;
-* its total charge does not occur, or it is a molecule with an odd number of electrons where all have an even one;
-* it is smaller or larger: fewer or more atoms than any isolated structure, fewer or more adsorbate atoms than any
-  surface carries;
-* its composition is no combination of those that occur (:mod:`molflt.data.quality.occurrence`).
+* its number of periodic axes, the tag of an element, or the combination of its tags does not occur;
+* its total charge does not occur, or it is a molecule with an odd number of electrons while all have an even one;
+* it is smaller or larger: fewer or more atoms than any isolated structure, or adsorbate atoms than on any surface;
+* its composition is not a combination of those that occur (:mod:`molflt.data.quality.occurrence`).
 
-The other part of the rule is geometric and costs a neighbour list. A structure is outside as well when
+The other part of the rule is geometric and needs a neighbour list. A structure is also outside if
 
-* two atoms are at a distance, short enough to matter to both, at which these two elements do not occur, within a
-  margin;
+* two near atoms are at a distance that does not occur, within a margin, for their elements;
 * an atom has more or fewer neighbours than any atom of its element;
-* a part lies further from the rest than any part of any structure, as when a molecule leaves a surface.
+* a part is further from the rest than any part of any structure, as when a molecule leaves a surface.
 
-The margin is found by cross-validation, for each pair of elements. Of five parts of the training set each is measured
-against the others; the margin is 1.5 times what all but one in five hundred structures with such a pair stay within,
-at least 0.1 and at most 0.4 Å. Of fewer than a hundred structures the geometric part is not learnt.
+The margin is found by cross-validation, for each pair of elements. Each of five parts of the training set is
+compared with the others; the margin is 1.5 times the 99.8th percentile over structures with such a pair, at least
+0.1 and at most 0.4 Å. With fewer than a hundred structures the geometric part is not learnt.
 """
 
 from __future__ import annotations
@@ -38,29 +36,29 @@ from molflt.data.quality.leaks import BIN, FURTHEST, N_BINS, Contacts, first_of_
 from molflt.data.quality.occurrence import ISOLATED, ON_SURFACE, Occurrence, OccurrenceFit, Reason, Sight
 
 _MOST = 20_000
-"""Structures of a training set whose geometry is looked at."""
+"""Most structures of a training set whose geometry is examined."""
 _FEWEST, _FOLDS, _SHARE, _SAFETY = 100, 5, 0.998, 1.5
 _MARGINS = (0.1, 0.4)
-"""Å, the least and the largest."""
+"""Å, the least and the largest margin."""
 _ELEMENT = 1000
 _FAR = 1 << 60
 _UNLIMITED = 1e9
 
 
 GEOMETRIC = ("distance", "neighbours", "gap")
-"""Rules that look at the geometry."""
+"""Rules based on the geometry."""
 
 
 def outside(domain: Domain | None, elements: Iterable[int], data: Data, closely: bool = True) -> list[Reason]:
-    """Reasons why a structure is outside a model's domain; empty: it is inside.
+    """Reasons why a structure is outside a model's domain; empty if it is inside.
 
-    Of a model that states no domain the elements are judged all the same; for ``closely`` see :meth:`Domain.reasons`.
+    Elements are checked even if the model states no domain; for ``closely`` see :meth:`Domain.reasons`.
 
     Raises:
         InputError: as :meth:`Domain.reasons`.
     """
     if unknown := sorted(set(data.atomic_numbers.tolist()).difference(elements)):
-        # Nothing else is known of them.
+        # Nothing else is known about these elements.
         symbols = ", ".join(chemical_symbols[z] for z in unknown)
         return [Reason("elements", f"the model was not trained on {symbols}")]
     return [] if domain is None else domain.reasons(data, closely)
@@ -95,9 +93,9 @@ class Domain(BaseModel):
         return self.forces or self.geometries >= _MANY
 
     def reasons(self, data: Data, closely: bool = True) -> list[Reason]:
-        """Reasons why a structure, which needs no neighbour list, is outside; empty: it is inside.
+        """Reasons why a structure without a neighbour list is outside; empty if it is inside.
 
-        The geometry is looked at where ``closely`` says so.
+        The geometry is examined if ``closely``.
 
         Raises:
             InputError: as :func:`molflt.data.neighbours.neighbour_list`.
@@ -150,15 +148,15 @@ class Domain(BaseModel):
 
 
 _MANY = 5.0
-"""Geometries of one molecule from which on its energy is known away from a minimum."""
+"""Fewest geometries per molecule for which energies away from minima are known."""
 
 
 class Look(NamedTuple):
     """Contribution of one structure to the domain of its set.
 
     Attributes:
-        sight: what is seen of it without its geometry.
-        distances: codes of pair of elements and distance; None where the structure is not looked at closely.
+        sight: its features without the geometry.
+        distances: codes of pair of elements and distance; None if the structure is not examined closely.
         nearest: likewise, of the smallest distance of each pair.
         neighbours: codes of element and number of neighbours.
         graph: the same for all geometries of a molecule.
@@ -174,9 +172,9 @@ class Look(NamedTuple):
 
 
 class DomainFit:
-    """Learns the domain of a training set, structure by structure.
+    """Learn the domain of a training set, structure by structure.
 
-    There will be ``n``; of many, every so many is looked at closely. ``by_element``: see
+    ``n`` is the expected number of structures, of which an even sample is examined closely. For ``by_element`` see
     :class:`molflt.data.quality.occurrence.OccurrenceFit`.
     """
 
@@ -193,7 +191,7 @@ class DomainFit:
         self._graphs: set[bytes] = set()
 
     def look(self, index: int, data: Data) -> Look:
-        """Look at one structure, given its place in the set; another process may."""
+        """Examine one structure, given its index in the set; another process may do so."""
         sight = Sight.of(data)
         if index % self._every:
             return Look(sight)
@@ -252,7 +250,7 @@ class DomainFit:
             neighbours={
                 chemical_symbols[z]: limits for z, limits in _limits(self._neighbours if judged else ()).items()
             },
-            # Where parts are out of sight of each other in training, nothing is too far.
+            # If separate parts occur in training, no distance is too far.
             widest_gap=round(min(self._gap + _MARGINS[0], _UNLIMITED), 2),
             held_out=held_out,
             forces=self._forces,
@@ -260,7 +258,7 @@ class DomainFit:
         )
 
     def _cross_validated(self) -> tuple[dict[int, float], float]:
-        """Å, the margin of each pair of elements; and the share of structures that is outside with it."""
+        """Margin of each pair of elements, Å, and the share of structures outside with it."""
         n = len(self._distances)
         misses: list[dict[int, float]] = [{} for _ in range(n)]
         outside = np.zeros(n, dtype=bool)

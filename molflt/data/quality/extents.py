@@ -1,7 +1,7 @@
-"""Reject structures with impossible extents or densities, before memory is taken for them.
+"""Reject structures with impossible extents or densities, before memory is allocated.
 
-A neighbour search takes what two numbers ask for: a lattice vector of 0.01 Å makes millions of images of each atom,
-and a distance in the wrong unit makes a box that its grid has no cells for.
+The memory of a neighbour search depends on two numbers: a lattice vector of 0.01 Å makes millions of images of each
+atom, and a distance in the wrong unit makes a box too large for its grid.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import numpy as np
 from molflt.errors import InputError
 
 SHORTEST = 1e-6
-"""Å. What is shorter is no lattice vector, and no distance between two atoms."""
+"""Å. Shorter vectors are not lattice vectors, and shorter distances not those of two atoms."""
 FARTHEST = 1e5
-"""Å: 10 µm. Coordinates, extents and lattice vectors beyond are in another unit, or wrong."""
+"""Å: 10 µm. Larger coordinates, extents and lattice vectors are in another unit, or wrong."""
 LOWEST = 0.1
 """Å between two lattice planes. The shortest period of any matter is several times that."""
 DENSEST = 10.0
 """Atoms per Å³: fifty times diamond."""
 MOST_PAIRS, PAIRS_PER_ATOM = 1 << 26, 1000
-"""Neighbours in all, which take 150 bytes each, or per atom, whichever allows more."""
+"""Most neighbours in all, which take 150 bytes each, or per atom, whichever allows more."""
 _BIN = 3.0
 """Å, edge of the cubes in which atoms are counted."""
 _AXES = "xyz"
 
 
 def check_extents(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
-    """Refuse coordinates, extents, cells and densities that no structure has.
+    """Refuse impossible coordinates, extents, cells and densities.
 
     Args:
         points: (n_atoms, 3), Å, finite.
@@ -34,11 +34,11 @@ def check_extents(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray)
         periodic: (3,), bool.
 
     Returns:
-        (3, 3): what ``points`` are multiplied with, from the right, to be fractions of a period along directions that
-        are periodic, and lengths in Å at right angles to these along others.
+        (3, 3): matrix that converts ``points``, multiplied from the right, to fractions of a period along periodic
+        directions, and to lengths in Å at right angles to these along others.
 
     Raises:
-        InputError: it says which number is impossible, and what to do.
+        InputError: a number is impossible; the message gives it, and the remedy.
     """
     if len(points) == 0:
         return np.eye(3)
@@ -50,7 +50,7 @@ def check_extents(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray)
             f"atom {atom} lies {abs(points[atom, axis]):.3g} Å from the origin along {_AXES[axis]}; {remedy}, or "
             "move it"
         )
-    # rarely, so that one pass over all coordinates is enough where there is nothing to refuse
+    # a rare case, so that one pass over all coordinates usually suffices
     if high - low > FARTHEST and (extents := np.ptp(points, axis=0)).max() > FARTHEST:
         axis = int(extents.argmax())
         raise InputError(f"the structure is {extents[axis]:.3g} Å long along {_AXES[axis]}; {remedy}, or split it")
@@ -73,7 +73,7 @@ def check_extents(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray)
 
 
 def check_pairs(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, cutoff: float) -> None:
-    """Refuse a neighbour list that would be larger than any memory.
+    """Refuse a neighbour list that would exceed any memory.
 
     Args:
         points: (n_atoms, 3), Å.
@@ -88,16 +88,16 @@ def check_pairs(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, cutof
     images = np.prod(2 * cutoff / heights(box)[periodic] + 1)
     if n * n * images <= MOST_PAIRS:
         return
-    # Each atom is taken to see the density of the cell that it is in.
+    # Each atom is assumed to see the density of its own cell.
     counts, volume = _counts(points, box, periodic, max(_BIN, cutoff / np.sqrt(3)))
     refuse_pairs(n, float((counts.astype(np.float64) ** 2).sum()) * 4 / 3 * np.pi * cutoff**3 / volume, cutoff)
 
 
 def refuse_pairs(n_atoms: int, n_pairs: float, cutoff: float) -> None:
-    """Refuse too many pairs expected within a cutoff, Å, which is infinite where all atoms are neighbours.
+    """Refuse too many pairs within a cutoff, Å, infinite if all atoms are neighbours.
 
     Raises:
-        InputError: they are too many.
+        InputError: there are too many.
     """
     if n_pairs > max(MOST_PAIRS, PAIRS_PER_ATOM * n_atoms):
         within = f"within {cutoff:g} Å" if np.isfinite(cutoff) else "as all atoms are neighbours in this model"
@@ -113,14 +113,14 @@ def heights(box: np.ndarray) -> np.ndarray:
 
 
 def _lengths(vectors: np.ndarray) -> np.ndarray:
-    """(n,) Å: lengths of (n, 3) vectors, without what ``np.linalg.norm`` spends on arguments."""
+    """(n,) Å: lengths of (n, 3) vectors, without the overhead of ``np.linalg.norm``."""
     return np.asarray(np.sqrt((vectors * vectors).sum(axis=1)))
 
 
 def open_directions(lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
     """Unit vectors that replace the lattice vectors of the directions that are not periodic.
 
-    Those vectors mean nothing: they may be zero, or lean towards the periodic ones and mislead whatever works
+    Those vectors are meaningless: they may be zero, or lean towards the periodic ones and mislead calculations
     with fractional coordinates.
 
     Args:
@@ -151,7 +151,7 @@ def open_directions(lattice: np.ndarray, periodic: np.ndarray) -> np.ndarray:
 
 
 def _refuse_density(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, height: np.ndarray) -> None:
-    # in so few atoms no cube can hold too many
+    # so few atoms cannot exceed the density in any cube
     if len(points) <= DENSEST * _BIN**3 and height[periodic].min(initial=_BIN) >= _BIN:
         return
     counts, volume = _counts(points, box, periodic, _BIN)
@@ -163,9 +163,9 @@ def _refuse_density(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, h
 
 
 def _counts(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, edge: float) -> tuple[np.ndarray, float]:
-    """Atoms in each cell that is not empty of a grid at least so wide; a cell's volume in Å³.
+    """Atoms in each nonempty cell of a grid, and a cell's volume in Å³.
 
-    Along a periodic direction a whole number of cells fills the period, one if that is shorter than a cell.
+    Cells are at least ``edge`` wide. Along a periodic direction a whole number fills the period, one if it is short.
     """
     height = heights(box)
     n_cells = np.where(periodic, np.maximum(1.0, np.floor(height / edge)), height / edge)

@@ -1,4 +1,4 @@
-"""Forces that cannot be what they are said to be: of another unit, or of the wrong sign."""
+"""Checks for forces in another unit than stated, or with the wrong sign."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from molflt.data.images import shortest_images
 from molflt.data.labels import FORCE_UNITS, LabelSpec
 
 _FORCE = 15.0
-"""eV/Å: a root mean square component above it, at the median, is doubted; molecules at 1,200 K have 2."""
+"""eV/Å: suspicious median of the root mean square component; molecules at 1,200 K have 2."""
 _KEPT_ATOMS, _KEPT = 50_000, 200
-"""Atoms in all, and structures of the same atoms, that are compared."""
+"""Most atoms in all, and most structures of the same atoms, that are compared."""
 _NEAR, _DESCRIBED = 0.5, 64
-"""Å that an atom may be moved between two geometries, and atoms by whose distances the nearest are found."""
+"""Largest displacement of an atom between compared geometries, Å, and atoms used to find near ones."""
 _FEWEST_PAIRS, _CORRELATED, _OFF = 5, 0.85, 1.7
-"""Pairs of geometries, how well work and energy must agree to say anything, and the factor between them from which
-something is wrong: units are a factor of 1.9 apart at least. Of acetylacetone at 300 K it is 1.0 to 1.1."""
+"""Fewest pairs of geometries, the least correlation of work and energy, and their ratio that indicates an error:
+units differ by a factor of 1.9 at least. For acetylacetone at 300 K the ratio is 1.0 to 1.1."""
 
 
 class ForceCheck:
     """Comparison of forces with differences of energy between geometries of the same atoms.
 
-    For a quadratic energy E_a − E_b = ½(F_a + F_b)·(r_b − r_a) is exact. Geometries that are near each other are
-    compared, once molecules are turned onto each other and atoms of a crystal moved to the nearest image.
+    For a quadratic energy E_a − E_b = ½(F_a + F_b)·(r_b − r_a) is exact. Geometries close to each other are compared,
+    once molecules are rotated onto each other and atoms of a crystal moved to the nearest image.
     """
 
     def __init__(self, spec: LabelSpec) -> None:
@@ -38,12 +38,12 @@ class ForceCheck:
         self._sizes: list[float] = []
 
     def add(self, place: int, data: Data) -> None:
-        """Another structure, with its label and forces, and its place in the set."""
+        """Add a structure, with its label and forces, and its index in the set."""
         self._sizes.append(float(data.forces.square().mean().sqrt()))
         self._keep(tuple(data[name].numpy().tobytes() for name in ("atomic_numbers", "cell", "pbc")), place, data)
 
     def merge(self, later: ForceCheck) -> None:
-        """Add what was found in structures that come later in the set."""
+        """Add the findings on structures that come later in the set."""
         self._sizes += later._sizes
         for key, some in later._alike.items():
             for place, data in some:
@@ -56,7 +56,7 @@ class ForceCheck:
             self._n_kept += data.num_nodes
 
     def _compared(self, without: Collection[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Work in eV from every geometry to the nearest of the same atoms, and the energy it should have cost."""
+        """Work from every geometry to the nearest of the same atoms, and its expected value, eV."""
         found: list[tuple[float, float]] = []
         for kept in self._alike.values():
             alike = [data for place, data in kept if place not in without]
@@ -71,14 +71,14 @@ class ForceCheck:
         return pairwise[:, 0], pairwise[:, 1]
 
     def _work(self, a: Data, b: Data) -> tuple[float, float] | None:
-        """None where the geometries are too far apart."""
+        """Work and its expected value, eV; None if the geometries are too far apart."""
         (r_a, f_a), (r_b, f_b) = ((data.positions.numpy(), data.forces.numpy()) for data in (a, b))
         if bool(a.pbc.any()):
             moved = _moved(a, b)
         else:
             r_a, r_b = r_a - r_a.mean(axis=0), r_b - r_b.mean(axis=0)
             with warnings.catch_warnings():
-                # of atoms on a line, any turn about it will do
+                # for atoms on a line, any rotation about it will do
                 warnings.simplefilter("ignore")
                 turn, _ = Rotation.align_vectors(r_a, r_b)
             moved, f_b = turn.apply(r_b) - r_a, turn.apply(f_b)
@@ -90,7 +90,7 @@ class ForceCheck:
     def doubts(self, source: str, without: Collection[int] = ()) -> list[str]:
         """Warnings about the forces, with the remedy; ``source`` names the structures.
 
-        Structures at some places are left aside: one whose own forces or energy are wrong says nothing of the others.
+        Structures ``without`` are ignored: one with wrong forces or a wrong energy says nothing about the others.
         """
         work, difference = self._compared(without)
         sizes = float(np.linalg.norm(work)), float(np.linalg.norm(difference))
@@ -112,7 +112,7 @@ class ForceCheck:
         return self.spec.force_unit or f"{self.spec.unit}/Ang"
 
     def _nearest(self, factor: float) -> str:
-        """The unit in which forces would be as many times what they are now."""
+        """Find the unit in which forces would be larger by about this factor."""
         now = self.spec.force_factor
         return min(FORCE_UNITS, key=lambda unit: abs(np.log(FORCE_UNITS[unit] / now / factor)))
 
@@ -135,7 +135,7 @@ class ForceCheck:
 
 
 def _shape(data: Data, first: Data) -> np.ndarray:
-    """Numbers by whose distance geometries of the same atoms are near or far, unchanged when a molecule turns."""
+    """Descriptor of a geometry whose distances tell near ones, unchanged under rotation."""
     if bool(data.pbc.any()):
         return _moved(first, data).ravel()
     shape: np.ndarray = pdist(data.positions[:_DESCRIBED].numpy())
@@ -143,5 +143,5 @@ def _shape(data: Data, first: Data) -> np.ndarray:
 
 
 def _moved(a: Data, b: Data) -> np.ndarray:
-    """(n, 3) Å: how far the atoms of ``a`` are moved in ``b``, to the nearest image."""
+    """Displacements of the atoms from ``a`` to ``b``, to the nearest image, (n, 3) Å."""
     return shortest_images((b.positions - a.positions).numpy(), a.cell[0].numpy(), a.pbc[0].numpy())[0]

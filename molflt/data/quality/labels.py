@@ -1,4 +1,4 @@
-"""Energies of another unit or kind than is said, and energies and forces that are out of line with all others."""
+"""Checks for energies of another unit or kind than stated, and for outliers among labels."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from molflt.errors import InputError
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, Per
 
 _CLOSE = 0.12
-"""Relative difference to the sum over free atoms up to which energies are totals of all electrons. Bonds and
+"""Relative deviation from the sum over free atoms within which energies are totals of all electrons. Bonds and
 relativity make a few per cent, and the next unit is a factor of four away."""
 _MOST = 0.9
 """Share of structures that must agree."""
 _PER_ATOM, _LARGE = 2.0, 30.0
-"""eV per atom and eV: energies of adsorption are smaller, 0.4 and 7 at the median of atoms in monolayers on slabs."""
+"""eV per atom and eV: adsorption energies are smaller, at the median 0.4 and 7 for atoms in monolayers on slabs."""
 _SPREAD = {"energy": (0.015, 1.5), "adsorption": (0.015, 0.55)}
-"""eV: what is left per √atom after an energy per element, in sets of many compositions: 0.17 in QM7 and 0.19 in
-perovskites, 0.04 to 0.30 for adsorption. A wrong unit is a factor of 23 at least."""
+"""eV per √atom: residual spread after a fit of an energy per element, in sets of many compositions: 0.17 in QM7 and
+0.19 in perovskites, 0.04 to 0.30 for adsorption. A wrong unit is a factor of 23 at least."""
 _MANY_COMPOSITIONS, _MANY_ELEMENTS = 20, 3
 
 
 def free_atoms() -> np.ndarray:
-    """(119,) eV: energies of free atoms with all their electrons, to about one per cent from carbon on.
+    """Energies of free atoms with all electrons, (119,) eV, to about 1 % from carbon on.
 
     The semi-classical series of Schwinger (Phys. Rev. A 24, 2353, 1981); hydrogen exactly.
     """
@@ -41,13 +41,13 @@ def doubts(spec: LabelSpec, energies: np.ndarray, compositions: np.ndarray, sour
     """Warnings about the energies of a set, with the remedy.
 
     Args:
-        spec: what they are said to be.
+        spec: their declaration.
         energies: (n_structures,) eV, as read by ``spec``.
         compositions: (n_structures, 119) atoms of each atomic number.
         source: of the structures, for messages.
 
     Returns:
-        Doubts, of which none says for certain that something is wrong.
+        Warnings, none of which is certain.
 
     Raises:
         InputError: they are total energies in another unit, or of atoms instead of structures, or no energies of
@@ -89,8 +89,8 @@ def _read_as(spec: LabelSpec) -> str:
 
 
 def _total(spec: LabelSpec, energies: np.ndarray, compositions: np.ndarray) -> tuple[str, Per] | None:
-    """Unit and kind in which the energies are totals of all electrons; None: they are none."""
-    # Hydrogen and helium alone say too little: their energies are as small as those of valence electrons.
+    """Unit and kind in which the energies are totals of all electrons; None if they are not."""
+    # Hydrogen and helium alone are inconclusive: their energies are as small as those of valence electrons.
     heavy = compositions[:, 3:].sum(axis=1) > 0
     if not heavy.any():
         return None
@@ -109,7 +109,7 @@ def _total(spec: LabelSpec, energies: np.ndarray, compositions: np.ndarray) -> t
 def _spread(spec: LabelSpec, energies: np.ndarray, compositions: np.ndarray, kind: str, source: str) -> list[str]:
     present = np.flatnonzero(compositions.any(axis=0))
     n_compositions = len(np.unique(compositions, axis=0))
-    # In a series of homologues the elements explain nearly all.
+    # In a series of homologues the elements explain nearly everything.
     if n_compositions < max(_MANY_COMPOSITIONS, 3 * len(present)) or len(present) < _MANY_ELEMENTS:
         return []
     counts = compositions[:, present].astype(np.float64)
@@ -129,29 +129,29 @@ def _spread(spec: LabelSpec, energies: np.ndarray, compositions: np.ndarray, kin
 
 
 _SIGMAS = 20.0
-"""Robust standard deviations: QM7, perovskites, adsorbates on metals, dynamics of acetylacetone and clusters have 3
-to 10 at most, and sets of 20 to 200 structures drawn from them up to 9."""
+"""Robust standard deviations: QM7, perovskites, adsorbates on metals, dynamics of acetylacetone and clusters have at
+most 3 to 10, and sets of 20 to 200 structures drawn from them up to 9."""
 _FLOOR = 0.05
-"""eV per √atom, or eV of adsorption: a standard deviation is taken to be no smaller."""
+"""eV per √atom, or eV of adsorption: the least standard deviation assumed."""
 _SURE = 16
-"""Degrees of freedom from which a spread is known well enough; with fewer, more of it is asked for."""
+"""Degrees of freedom for a reliable spread; with fewer, the threshold is higher."""
 _GROUP, _LARGE_GROUP = 3, 6
-"""Structures of one composition from which they are compared with each other, and from which by their own spread."""
+"""Fewest structures of one composition for a comparison with each other, and for a spread of their own."""
 _FITTED, _ROUNDS = 5_000, 40
 _FEW, _SHARE = 3, 0.05
-"""Structures, or their share of a set, that may be out of line; more are a distribution with long tails."""
+"""Most outliers, as a number or share of a set; more are a distribution with long tails."""
 _NAMED = 3
 _LARGEST_FORCE = 15.0
-"""eV/Å: root mean square component of a structure up to which nothing is said; molecules at 1,200 K have 2."""
+"""eV/Å: largest unsuspicious root mean square component of a structure; molecules at 1,200 K have 2."""
 
 
 @dataclass(frozen=True)
 class Outliers:
-    """Structures out of line, the worst first.
+    """Outliers among structures, the worst first.
 
     Attributes:
-        places: in the arrays that were given.
-        sizes: by how much: eV from what is expected, or eV/Å.
+        places: their indices in the given arrays.
+        sizes: their deviations from the expected energy, eV, or their forces, eV/Å.
         others: the largest of the same among all others.
     """
 
@@ -163,9 +163,9 @@ class Outliers:
         """Name the first three, and count the others.
 
         Args:
-            what: their energies or forces are, with places for ``size`` and ``others``.
+            what: text about their energies or forces, with places for ``size`` and ``others``.
             source: of the structures, for messages.
-            name: gives the name of the structure at a place.
+            name: gives the name of the structure at an index.
         """
         words = [what.format(size=_number(size), others=_number(self.others)) for size in self.sizes[:_NAMED]]
         said = [f"{name(int(k))}: {text}" for k, text in zip(self.places, words, strict=False)]
@@ -177,17 +177,17 @@ class Outliers:
 def energies_out_of_line(
     energies: np.ndarray, kinds: np.ndarray, compositions: np.ndarray, additive: bool
 ) -> Outliers:
-    """Energies far from what composition explains, by the spread of the others.
+    """Find energies far from the prediction by composition, relative to the others' spread.
 
-    Structures of a composition that several have are compared with its median; others with a sum of energies of the
-    elements that is fitted to all by least absolute deviations, on which one structure has no pull. Free atoms are
-    left aside.
+    Structures whose composition occurs several times are compared with its median; others with a sum of energies of
+    the elements, fitted to all by least absolute deviations, which a single structure cannot distort. Free atoms are
+    ignored.
 
     Args:
         energies: (n,) eV.
-        kinds: (n,) which composition each structure has.
+        kinds: (n,) index of each structure's composition.
         compositions: (n_compositions, 119) atoms of each atomic number.
-        additive: whether energies are totals, to which every atom adds; energies of adsorption are compared with the
+        additive: whether energies are totals, to which every atom adds; adsorption energies are compared with the
             median of all.
     """
     if not additive:
@@ -205,12 +205,12 @@ def energies_out_of_line(
     within = np.abs(left - medians[kinds])
     inner = _robust_spread(within[grouped[kinds]], int((members[grouped] - 1).sum()))
     own = np.maximum(1.4826 * _of_groups(within, kinds, members, upper=True), inner)
-    # A fit meets as many compositions as there are elements, whatever their energies.
+    # A fit can match as many compositions as there are elements, whatever their energies.
     outer = _robust_spread(medians[bound], int(bound.sum() - np.linalg.matrix_rank(counts[bound].T @ counts[bound])))
     outer = max(outer, inner) if grouped.any() else outer
     small = (members < _LARGE_GROUP) & np.isfinite(outer)
     scales = np.where(grouped, np.where(small, np.maximum(own, outer), own), outer)
-    # Of elements that only free atoms or structures beyond the fit have, it knows nothing.
+    # The fit knows nothing about elements that occur only in free atoms or in structures not used for it.
     unknown = counts[:, ~counts[kinds[fitted]].any(axis=0)].any(axis=1)
     scales[~grouped & (~bound | unknown)] = np.inf
     sizes = np.where(grouped[kinds], within, np.abs(left))
@@ -218,7 +218,7 @@ def energies_out_of_line(
 
 
 def _element_energies(energies: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(n_elements,) eV: least absolute deviations per √atom, by least squares that are weighted anew."""
+    """(n_elements,) eV: least absolute deviations per √atom, by reweighted least squares."""
     root = np.sqrt(counts.sum(axis=1))
     rows, values = counts / root[:, None], energies / root
     found = np.linalg.lstsq(rows, values, rcond=None)[0]
@@ -231,7 +231,7 @@ def _element_energies(energies: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _of_groups(values: np.ndarray, kinds: np.ndarray, members: np.ndarray, upper: bool = False) -> np.ndarray:
-    """(n_groups,) the median of each group, of an even number the mean or the upper of the two in the middle."""
+    """(n_groups,) median of each group; if even, the mean or the upper of the middle two."""
     ordered = values[np.lexsort((values, kinds))]
     begins = np.cumsum(members) - members
     high = ordered[begins + members // 2]
@@ -239,7 +239,7 @@ def _of_groups(values: np.ndarray, kinds: np.ndarray, members: np.ndarray, upper
 
 
 def forces_out_of_line(sizes: np.ndarray) -> Outliers:
-    """Forces that are implausibly large where those of the other structures are not.
+    """Find implausibly large forces among structures whose other forces are smaller.
 
     Args:
         sizes: (n,) eV/Å, root mean square component of each structure.
@@ -254,12 +254,12 @@ def _beyond(sizes: np.ndarray, ratios: np.ndarray) -> Outliers:
         beyond[:] = False
     found = np.flatnonzero(beyond)
     found = found[np.argsort(-sizes[found], kind="stable")]
-    # A ratio of zero: equal to what is expected, or not judged.
+    # A ratio of zero: equal to the expected value, or not judged.
     return Outliers(found, sizes[found], float(sizes[~beyond & (ratios > 0)].max(initial=0.0)))
 
 
 def _robust_spread(deviations: np.ndarray, freedom: int) -> float:
-    """A standard deviation by the median of as many deviations as a fit leaves free; infinite of none."""
+    """Standard deviation estimated from the median; infinite without degrees of freedom."""
     if freedom < 1:
         return np.inf
     middle = np.sort(np.abs(deviations))[len(deviations) - freedom + freedom // 2]

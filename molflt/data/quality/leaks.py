@@ -1,4 +1,4 @@
-"""Near atoms of a structure, and the structures of two sets that are the same or nearly so: a leak."""
+"""Contacts of a structure, and identical or nearly identical structures of two sets: leaks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from molflt.data.neighbours import near_pairs, neighbour_list
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 FURTHEST = 4.0
-"""Å."""
+"""Å, largest distance of contacts."""
 _BOND, _NEAR, _BEYOND = 1.25, 1.3, 0.5
 """Neighbours are closer than 1.25 times the sum of covalent radii; distances matter to 1.3 times that plus 0.5 Å."""
 BIN = 0.02
-"""Å, of the distances in codes."""
+"""Å, bin width of the distances in codes."""
 N_BINS = 1000
 """A code is (atomic number · 128 + atomic number) · N_BINS + bin, the smaller number first."""
 _ROUNDS = 4
-"""Bonds over which the graphs of two molecules are told apart."""
+"""Bonds over which the graphs of two molecules are distinguished."""
 
 
 class Contacts(NamedTuple):
@@ -54,7 +54,7 @@ class Contacts(NamedTuple):
 
     @classmethod
     def of(cls, data: Data) -> Contacts:
-        """Look at a structure, whose neighbour list is not needed.
+        """Examine a structure, whose neighbour list is not needed.
 
         Raises:
             InputError: as :func:`molflt.data.neighbours.neighbour_list`.
@@ -68,7 +68,7 @@ class Contacts(NamedTuple):
         both = radii[i] + radii[j]
         bonds = edges.numpy()[:, distances < _BOND * both]
         counts = np.bincount(bonds[0], minlength=len(numbers))
-        # Of several images the nearest; an atom is in no need of its own.
+        # The nearest of several images; an atom's own images are dropped.
         order = np.lexsort((distances, i * len(numbers) + j))
         order = order[i[order] != j[order]]
         i_j = i[order] * len(numbers) + j[order]
@@ -83,7 +83,7 @@ class Contacts(NamedTuple):
         return cls(pairs[:, near], distances[near], codes[near], first_of_each(np.unique(codes)), counts, bonds, gap)
 
     def graph(self, atomic_numbers: np.ndarray) -> bytes:
-        """The same for every order of the atoms and every geometry of the same graph (Weisfeiler and Leman)."""
+        """Hash a molecular graph, independent of atom order and geometry (Weisfeiler and Leman)."""
         colours = _mixed(atomic_numbers.astype(np.uint64))
         for _ in range(_ROUNDS):
             around = np.zeros_like(colours)
@@ -93,33 +93,33 @@ class Contacts(NamedTuple):
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Numbers made of others, one of each, as if drawn at random (the finaliser of SplitMix64)."""
+    """Map numbers to pseudo-random ones, one to one (the finaliser of SplitMix64)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
 
 
 def first_of_each(codes: np.ndarray) -> np.ndarray:
-    """Of each pair of elements the smallest distance; codes are ascending."""
+    """Smallest distance of each pair of elements; codes are ascending."""
     return codes[np.diff(codes // N_BINS, prepend=-1) != 0]
 
 
 REACH = 5.0
-"""Å; distances up to here are compared."""
+"""Å; largest compared distance."""
 SAME = 0.02
 """Å; distances that differ by less are the same."""
 TOLERANCE = 0.03
-"""Distance of two sketches up to which their structures are compared."""
+"""Largest distance of two sketches whose structures are compared."""
 _TRIED = 4
 _WEIGHTS = np.stack([0.5 + np.modf(np.arange(MAX_ATOMIC_NUMBER + 1) * x)[0] for x in (0.618034, 0.414214)])
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """Numbers of a structure that rotating, moving, wrapping and reordering leave as they are.
+    """Descriptor invariant under rotation, translation, wrapping and reordering.
 
     Attributes:
-        composition: its elements and how many atoms there are of each.
+        composition: its elements and their numbers of atoms.
         values: (9,) Å or without a unit; they move by about 0.01 when every atom moves by 0.01 Å.
     """
 
@@ -128,7 +128,7 @@ class Sketch:
 
 
 def sketch(data: Data) -> Sketch:
-    """The sketch of a structure, from smooth sums over the distances of each atom's neighbours, images included.
+    """Compute smooth sums over the distances of each atom's neighbours, images included.
 
     Raises:
         InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
@@ -143,14 +143,14 @@ def sketch(data: Data) -> Sketch:
     for weight, power in zip(_WEIGHTS[:, numbers], (0, 3), strict=True):
         near = weight[pairs[:, 1]] * envelope * (1 - distances / REACH) ** power
         sums = np.bincount(pairs[:, 0], near, len(numbers))
-        # The extremes are of few atoms: an adsorbate that has moved changes them, and not a mean over the slab.
+        # Extremes depend on few atoms: an adsorbate that has moved changes them, but no mean over the slab.
         values += [float(np.mean(weight * sums)), float(np.std(weight * sums)), float(sums.min()), float(sums.max())]
     composition = np.concatenate(np.unique(numbers, return_counts=True)).astype(np.int32).tobytes()
     return Sketch(composition, np.array(values, dtype=np.float32))
 
 
 def nearly_identical(first: Data, second: Data) -> bool:
-    """True if all distances up to :data:`REACH`, sorted by elements, are the same to :data:`SAME` Å."""
+    """True if all distances up to :data:`REACH`, by elements, agree to :data:`SAME` Å."""
     lists = []
     for data in (first, second):
         pairs, distances = near_pairs(data, REACH)
@@ -159,7 +159,7 @@ def nearly_identical(first: Data, second: Data) -> bool:
         lists.append({kind: np.sort(distances[kinds == kind]) for kind in np.unique(kinds)})
     for kind in lists[0].keys() | lists[1].keys():
         a, b = (found.get(kind, np.empty(0)) for found in lists)
-        # What is at the very end of the reach may be beyond it in the other.
+        # A distance at the very end of the reach may be beyond it in the other.
         n = min(len(a), len(b))
         beyond = np.concatenate([a[n:], b[n:]])
         if np.abs(a[:n] - b[:n]).max(initial=0.0) > SAME or beyond.min(initial=REACH) < REACH - SAME:
@@ -170,9 +170,9 @@ def nearly_identical(first: Data, second: Data) -> bool:
 def alike(
     known: Sequence[Sketch], asked: Sequence[Sketch], known_data: StructureDataset, asked_data: StructureDataset
 ) -> list[tuple[int, int]]:
-    """Pairs of places: of a structure asked about, and of one that is known and identical or nearly so.
+    """Find pairs of indices: a structure asked about, and a known one nearly identical to it.
 
-    Sketches, in the order of their structures, say which to look at; time grows as n log n, and memory as n.
+    Sketches, in the order of their structures, select candidates; time grows as n log n, and memory as n.
     """
     places: defaultdict[bytes, list[int]] = defaultdict(list)
     for place, one in enumerate(known):

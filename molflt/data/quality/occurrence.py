@@ -1,8 +1,8 @@
-"""Compositions of which others are made, as sums and differences.
+"""Sums and differences of compositions, and occurrences in a training set.
 
-Reference energies of elements are fitted to the compositions of a training set. Where these leave directions open, as
-C5H8O2 alone leaves two of three, what an atom of each element contributes is not known, and the energy of any other
-composition is arbitrary.
+Reference energies of elements are fitted to the compositions of a training set. If these leave directions open, as
+C5H8O2 alone leaves two of three, the contribution of an atom of each element is not known, and the energy of any
+other composition is arbitrary.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER, N_TAGS, TAG_ADSORBATE
 Composition = dict[str, int]
 """Atoms by symbol."""
 _ROUNDING = 1e-6
-"""Atoms. Compositions are whole numbers: one that is no combination of others misses all of them by more."""
+"""Atoms. Compositions are whole numbers: one that is not a combination of others misses all of them by more."""
 
 
 class Span:
-    """All combinations of some compositions, which are arrays of (119,) atoms by atomic number.
+    """Span of some compositions, which are arrays of (119,) atoms by atomic number.
 
     Attributes:
-        members: compositions that make all others, none of which the others make.
+        members: independent compositions that combine to all others.
     """
 
     def __init__(self, members: Iterable[Mapping[str, int]] = ()) -> None:
@@ -42,28 +42,28 @@ class Span:
             self.add(counts)
 
     def add(self, counts: np.ndarray) -> None:
-        """Take a composition in."""
+        """Include a composition."""
         rest = self._rest(counts)
         if (length := np.linalg.norm(rest)) > _ROUNDING:
             self._axes = np.vstack([self._axes, rest / length])
             self.members.append({chemical_symbols[z]: int(counts[z]) for z in np.flatnonzero(counts)})
 
     def holds(self, counts: np.ndarray) -> bool:
-        """True if a composition is a combination."""
+        """True if a composition is a combination of those included."""
         return bool(np.linalg.norm(self._rest(counts)) <= _ROUNDING)
 
     def open_elements(self) -> list[str]:
-        """Symbols of the elements whose own contribution the compositions do not tell."""
+        """Symbols of the elements whose own contribution the compositions do not determine."""
         each = np.eye(MAX_ATOMIC_NUMBER + 1)
         known = sorted({atomic_numbers[symbol] for member in self.members for symbol in member})
         return [chemical_symbols[z] for z in known if not self.holds(each[z])]
 
     def __str__(self) -> str:
-        """The first of the members, as formulas."""
+        """Write the first members as formulas."""
         return ", ".join([*map(formula, self.members[:_SHOWN]), *(["..."] if len(self.members) > _SHOWN else [])])
 
     def _rest(self, counts: np.ndarray) -> np.ndarray:
-        """Remainder that no combination reaches; taken twice, for rounding leaves a part."""
+        """Remainder that no combination reaches; subtracted twice, because of rounding."""
         for _ in range(2):
             counts = counts - (self._axes @ counts) @ self._axes
         return counts
@@ -73,7 +73,7 @@ _SHOWN = 3
 
 
 def formula(composition: Mapping[str, int]) -> str:
-    """In the order of Hill."""
+    """Write a formula in Hill order."""
     return str(Formula.from_dict(dict(composition)).format("hill"))
 
 
@@ -82,7 +82,7 @@ NO_ADSORBATE, NO_SURFACE = "cell without an adsorbate", "adsorbate without a sur
 
 
 class Reason(NamedTuple):
-    """Part of the rule by which a structure is outside, and the reason in words."""
+    """Violated part of the rule, and the reason in words."""
 
     rule: str
     text: str
@@ -92,8 +92,8 @@ class Sight(NamedTuple):
     """Features of one structure that do not depend on its geometry.
 
     Attributes:
-        kind: see :data:`ISOLATED` and its like.
-        axes: along which it repeats.
+        kind: see :data:`ISOLATED` and the like.
+        axes: number of periodic axes.
         charge: e, zero where none is given.
         codes: of elements with a tag, ascending.
         counts: atoms of each.
@@ -107,7 +107,7 @@ class Sight(NamedTuple):
 
     @classmethod
     def of(cls, data: Data) -> Sight:
-        """Look at a structure."""
+        """Extract the features of a structure."""
         codes, counts = np.unique((data.atomic_numbers * N_TAGS + data.tags).numpy(), return_counts=True)
         axes, adsorbed = int(data.pbc.sum()), codes % N_TAGS == TAG_ADSORBATE
         kind = NO_SURFACE if adsorbed.all() else ON_SURFACE if adsorbed.any() else NO_ADSORBATE
@@ -116,12 +116,12 @@ class Sight(NamedTuple):
 
     @property
     def n_atoms(self) -> int:
-        """All of them."""
+        """Number of all atoms."""
         return int(self.counts.sum())
 
     @property
     def n_adsorbate(self) -> int:
-        """Atoms of the adsorbate."""
+        """Number of adsorbate atoms."""
         return int(self.counts[self.codes % N_TAGS == TAG_ADSORBATE].sum())
 
     @property
@@ -131,7 +131,7 @@ class Sight(NamedTuple):
         return self.kind == ISOLATED and self.n_atoms > 1 and electrons % 2 == 1
 
     def tags(self) -> Iterator[tuple[str, int]]:
-        """Symbols of elements, each with a tag that it has."""
+        """Symbols of elements, each with one of its tags."""
         for code in self.codes.tolist():
             yield chemical_symbols[code // N_TAGS], code % N_TAGS
 
@@ -168,11 +168,11 @@ class Occurrence(BaseModel):
 
     @cached_property
     def span(self) -> Span:
-        """All combinations of the compositions."""
+        """Span of the compositions."""
         return Span(self.compositions)
 
     def reasons(self, sight: Sight, known_kind: bool) -> Iterator[Reason]:
-        """Reasons why a structure is unlike all others; of an unknown kind not by tags and axes."""
+        """Reasons why a structure is unlike all others; tags and axes count only for a known kind."""
         if known_kind and sight.axes not in self.axes:
             seen = " or ".join(map(str, self.axes))
             yield Reason("axes", f"periodic along {sight.axes} of three axes, and along {seen} in training")
@@ -206,10 +206,10 @@ def _both(tags: list[int]) -> str:
 
 
 class OccurrenceFit:
-    """Learns what occurs, structure by structure.
+    """Learn occurrences, structure by structure.
 
-    ``by_element`` says whether the label is a sum over elements. If it is not, as with adsorption energies, and there
-    are adsorbates, the composition of what is below them says nothing.
+    ``by_element`` says whether the label is a sum over elements. If it is not, as for adsorption energies, and there
+    are adsorbates, the composition of the substrate is ignored.
     """
 
     def __init__(self, by_element: bool) -> None:

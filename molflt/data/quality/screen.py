@@ -1,4 +1,4 @@
-"""One pass over a labelled set: which of its structures can be used, and which were left out."""
+"""One pass over a labelled set, to select usable structures and list the others."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 SKIPPED = "skipped.csv"
 _JUDGED = 5_000
-"""Labels from which the whole set is judged, evenly from all; twice as many at most."""
+"""Labels, evenly spaced, from which the whole set is judged; twice as many at most."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Crew:
-    """The processes that read sets together, each a run of their records.
+    """Processes that read sets together, each a range of their records.
 
     Attributes:
         rank: of this process.
-        n: how many they are.
+        n: number of processes.
         gather: gives every process the values of all of them, in the order of ranks. All must call it.
     """
 
@@ -43,14 +43,14 @@ class Crew:
     gather: Callable[[Any], list[Any]] = lambda value: [value]
 
     def share(self, n_records: int) -> range:
-        """The records that this process reads."""
+        """Return the records that this process reads."""
         return range(n_records * self.rank // self.n, n_records * (self.rank + 1) // self.n)
 
     def agree(self, do: Callable[[], T]) -> T:
-        """Do something in every process; all must call it.
+        """Run a function in every process; all must call it.
 
         Raises:
-            InputError: in all processes, where one of them met it; of several, an ``AgreedError``.
+            InputError: in all processes, if one of them met it; of several, an ``AgreedError``.
         """
         failure = None
         try:
@@ -68,12 +68,12 @@ ALONE = Crew()
 
 @dataclass(frozen=True)
 class Skipped:
-    """A structure that was left out.
+    """Structure that was left out.
 
     Attributes:
-        index: its place in the set.
-        name: its own name, or file and record; empty where it cannot be read.
-        reason: what is wrong with it.
+        index: its index in the set.
+        name: its own name, or file and record; empty if it cannot be read.
+        reason: the error.
     """
 
     index: int
@@ -102,7 +102,7 @@ class _Found:
     force_remedy: str = ""
 
     def look(self, place: int, data: Data, target: str, forces: bool) -> None:
-        """Note the labels of a structure that can be used."""
+        """Record the labels of a usable structure."""
         counts = np.bincount(data.atomic_numbers.numpy())
         present = np.flatnonzero(counts)
         composition = np.array([present, counts[present]], dtype=np.int32).tobytes()
@@ -133,24 +133,24 @@ class _Found:
 
 @dataclass(eq=False)
 class Screening:
-    """Iterate over the structures of a labelled set that can be used, then ask which they were.
+    """Iterator over the usable structures of a labelled set, which then tells which they were.
 
     Args:
         structures: the set, read with ``labels``.
-        source: where the structures are from, for messages.
-        on_bad: ``stop`` refuses a set with a structure that cannot be read, whose geometry makes no sense, or that
+        source: origin of the structures, for messages.
+        on_bad: ``stop`` refuses a set with a structure that cannot be read, whose geometry is invalid, or that
             lacks its label or forces; ``skip`` leaves such structures out.
-        compared: whether sketches are made, by which structures of several sets are compared.
+        compared: whether to make sketches, by which structures of several sets are compared.
         crew: the processes that share the pass of :meth:`each`.
 
     Attributes:
-        skipped: what was left out.
-        doubts: what looks wrong with the labels, see :func:`molflt.data.quality.labels.doubts`.
-        sketches: of the structures that can be used, where they are asked for.
+        skipped: the structures left out.
+        doubts: warnings about the labels, see :func:`molflt.data.quality.labels.doubts`.
+        sketches: of the usable structures, if requested.
 
     Raises:
-        InputError: in the course of the pass: with ``stop``, such a structure; with ``skip``, nothing is left;
-            or labels that are certainly not what they are said to be.
+        InputError: during the pass: with ``stop``, such a structure; with ``skip``, nothing is left; or labels that
+            certainly contradict their declaration.
     """
 
     structures: StructureDataset
@@ -166,10 +166,10 @@ class Screening:
     _sizes: list[int] = field(default_factory=list, init=False)
 
     def each(self, look: Callable[[int, Data], T]) -> list[T]:
-        """Results of ``look`` for each usable structure, given its place in the set; in their order.
+        """Return ``look(index, structure)`` for each usable structure, in order.
 
-        Of several processes, each reads its share of the records, and all get everything: what ``look`` returns is
-        pickled. What is wrong with a record is raised in all of them.
+        If there are several processes, each reads its share of the records, and all get everything: results of
+        ``look`` are pickled. Errors in a record are raised in all of them.
         """
         found = _Found(ForceCheck(self.labels))
         share = self._read(self.crew.share(len(self.structures)), found)
@@ -179,7 +179,7 @@ class Screening:
         return [one for part in parts for one in part]
 
     def _read(self, share: range, found: _Found) -> Iterator[tuple[int, Data]]:
-        """Usable structures of a share; the others are noted."""
+        """Yield the usable structures of a share, and record the others."""
         n = len(self.structures)
         for index in track(share, "reading labels", len(share), enabled=None if self.crew.rank == 0 else False):
             name = ""
@@ -236,7 +236,7 @@ class Screening:
             self.doubts = self._doubts(found)
 
     def _doubts(self, found: _Found) -> list[str]:
-        """Single structures first; what is said of the whole set is judged without them."""
+        """Warn of single structures first; the whole set is judged without them."""
         energies, kinds, places = np.array(found.energies), np.array(found.kinds), np.array(found.places)
         compositions, additive = found.counts(), self.labels.target == "energy"
         odd = energies_out_of_line(energies, kinds, compositions, additive)
@@ -259,7 +259,7 @@ class Screening:
 
     @property
     def usable(self) -> StructureDataset:
-        """The structures that can be used, with their sizes, after the pass."""
+        """Usable structures with their sizes, after the pass."""
         left_out = {skipped.index for skipped in self.skipped}
         kept = (k for k in range(len(self.structures)) if k not in left_out)
         return SubsetDataset(self.structures, kept, np.array(self._sizes, dtype=np.int64))
@@ -284,9 +284,9 @@ class Screening:
 
 
 def labels(screening: Screening, references: Mapping[int, float] | None = None) -> np.ndarray:
-    """(n_structures,) eV: the label of every structure that can be used, found in a pass over the set.
+    """(n_structures,) eV: label of every usable structure, found in a pass over the set.
 
-    ``references``, eV by atomic number, are taken off for every atom.
+    ``references``, eV by atomic number, are subtracted for every atom.
 
     Raises:
         InputError: from the screening.
@@ -296,7 +296,7 @@ def labels(screening: Screening, references: Mapping[int, float] | None = None) 
 
 
 def label_of(target: str, references: Mapping[int, float] | None = None) -> Callable[[Data], float]:
-    """Function that gives the label of a structure, eV; ``references`` as in :func:`labels`."""
+    """Return a function for the label of a structure, eV; ``references`` as in :func:`labels`."""
     of_element = np.zeros(MAX_ATOMIC_NUMBER + 1)
     for z, energy in (references or {}).items():
         of_element[z] = energy
@@ -304,7 +304,7 @@ def label_of(target: str, references: Mapping[int, float] | None = None) -> Call
 
 
 def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> str:
-    """Leave a list of what was left out of each set, ``skipped.csv``, in a run directory.
+    """Write a list of the structures left out of each set, ``skipped.csv``, in a run directory.
 
     Returns:
         A line that says so; empty, and no file, if nothing was left out.
