@@ -1,10 +1,11 @@
 """molflt: linear, exactly invariant Fourier-RPE transformers for molecules and materials."""
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 from molflt.errors import InputError
-from molflt.former import find_former_places
 
 if TYPE_CHECKING:
     from molflt.adsorption.adsorb import adsorb
@@ -32,8 +33,6 @@ __all__ = [
     "train",
 ]
 
-find_former_places()
-
 # torch takes seconds to import, and the command line's help needs none of it.
 _LAZY = {
     "Evaluation": "prediction.evaluate",
@@ -53,6 +52,22 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(f"molflt.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'molflt' has no attribute '{name}'")
+
+
+class _Former:
+    """Finder of modules at their former places, asked when nothing else has found one."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if not name.startswith("molflt."):
+            return None
+        from molflt.former import spec_of
+
+        return spec_of(name)
+
+
+if _Former not in sys.meta_path:
+    sys.meta_path.append(_Former)
 
 
 def __dir__() -> list[str]:

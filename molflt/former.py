@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 MOVED = {
     "molflt.attention.kernels.kernel": "molflt.attention.kernels.base",
@@ -27,25 +25,20 @@ MOVED = {
 """Former and present names of modules, since 0.1; an entry is removed one release after the move."""
 
 
-class Former(MetaPathFinder, Loader):
-    """Finder of :data:`MOVED`, asked after all others."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Find a module in :data:`MOVED`, as :class:`MetaPathFinder` does."""
-        return ModuleSpec(fullname, self, is_package=True) if fullname in MOVED else None
+class Former(Loader):
+    """Loader of :data:`MOVED`."""
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave the creation to Python, as :class:`Loader` allows."""
+        """Leave it to Python, see :class:`Loader`."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill a module with the names of its successor, and warn."""
+        """Fill a module with the names of the one that stands in its place, and warn."""
         place = MOVED[module.__name__]
         warnings.warn(f"{module.__name__} is now {place}", DeprecationWarning, stacklevel=2)
         found = vars(import_module(place))
         vars(module).update({name: value for name, value in found.items() if not name.startswith("__")})
 
 
-def find_former_places() -> None:
-    """Register the finder, after all others."""
-    if not any(isinstance(finder, Former) for finder in sys.meta_path):
-        sys.meta_path.append(Former())
+def spec_of(name: str) -> ModuleSpec | None:
+    """Return how a module at a former place is loaded, or None for any other name."""
+    return ModuleSpec(name, Former(), is_package=True) if name in MOVED else None

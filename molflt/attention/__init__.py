@@ -1,1 +1,1 @@
-"""Attention over atoms: content kernels, relative positional encodings and their numerical methods."""
+"""Attention over atoms: content kernels, positional encodings and their numerical methods."""

@@ -1,4 +1,4 @@
-"""From configuration to modules: the shared part and the layers of the chosen mechanism."""
+"""Construction of a mechanism's shared part and layers from its configuration."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from molflt.attention.vectors import VectorStream
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a mechanism is told of the model it is built for.
+    """Sizes and settings of the model that a mechanism is built for.
 
     Attributes:
         dim: width of the model.
@@ -46,7 +46,7 @@ class Sizes:
         n_recycles: passes through the layers.
         dropout: on attention values.
         seed: of frequencies and random features, which are part of the model.
-        pair_types: whether the radial bases know pairs of elements.
+        pair_types: whether the radial bases depend on pairs of elements.
     """
 
     dim: int
@@ -64,16 +64,16 @@ class Sizes:
         return self.dim // self.n_heads
 
     def generator(self) -> torch.Generator:
-        """Of everything random that is part of the model; the same at every call."""
+        """Return a generator for the random parts of the model, the same at every call."""
         return torch.Generator().manual_seed(self.seed)
 
 
 Built = tuple[SharedPositions, Sequence[AttentionLayer[Any, Any]]]
-"""What all layers share, and the layers."""
+"""Shared part and layers of a mechanism."""
 
 
 def build_attention(config: MechanismConfig, sizes: Sizes) -> Built:
-    """The mechanism that ``config`` names."""
+    """Build the mechanism that ``config`` names."""
     built: Built = imported(MECHANISMS[config.mechanism].build)(config, sizes)
     return built
 
@@ -81,10 +81,10 @@ def build_attention(config: MechanismConfig, sizes: Sizes) -> Built:
 def build_kernel(
     name: str, dim: int, n_heads: int, n_features: int, n_landmarks: int, generator: torch.Generator
 ) -> Kernel:
-    """The kernel called ``name``: "elu", "relu", "lara", or a component function and a weight matrix, "posrf-orf".
+    """Build the kernel called ``name``.
 
-    ``dim`` is c, the width of queries and keys; "elu" and "lara" need no m, ``n_features``, and "lara" alone needs C,
-    ``n_landmarks``.
+    Names are "elu", "relu", "lara", or a component function and a weight matrix, as in "posrf-orf". ``dim`` is c, the
+    width of queries and keys; "elu" and "lara" need no m, ``n_features``, and "lara" alone needs C, ``n_landmarks``.
 
     Raises:
         InputError: there is no kernel of that name.
@@ -100,32 +100,32 @@ def build_kernel(
 
 
 def build_kernels(config: KernelKeys, width: int, sizes: Sizes) -> list[Kernel]:
-    """The feature map that ``config`` names, of queries and keys of a width, for every layer."""
+    """Build the feature map of queries and keys of the given width for every layer."""
     generator = sizes.generator()
     keys = width, sizes.n_heads, config.n_features, config.n_landmarks, generator
     return [build_kernel(config.kernel, *keys) for _ in range(sizes.n_layers)]
 
 
 def build_local(config: LocalConfig, sizes: Sizes) -> Built:
-    """The attention of DESIGN §3 without its far field."""
+    """Build the attention of DESIGN §3 without its far field."""
     positions = FourierPositions(None, None, config.moment_channels > 0)
     return positions, [_layer(config, sizes, 0, 0, None, sizes.dim) for _ in range(sizes.n_layers)]
 
 
 def build_fourier(config: FourierConfig, sizes: Sizes) -> Built:
-    """The attention of DESIGN §3, its far field exact to a tolerance."""
+    """Build the attention of DESIGN §3, its far field exact to a tolerance."""
     rpe = build_rpe(config, config.spectrum, sizes.seed)
     return with_far_field(config, sizes, rpe, ExactMethod(config.frequencies, config.tolerance))
 
 
 def with_far_field(config: ContentKeys, sizes: Sizes, rpe: GaussianRPE, method: FarMethod) -> Built:
-    """The attention of DESIGN §3 with f̂ by a method.
+    """Build the attention of DESIGN §3 with f̂ by a given method.
 
     Args:
-        config: of the layers and the content factor.
+        config: keys of the layers and the content factor.
         sizes: of the model.
         rpe: f.
-        method: how it is evaluated.
+        method: that evaluates f.
     """
     feature_maps: Sequence[Kernel | None] = [None] * sizes.n_layers
     if config.far_rank == "m":
@@ -152,14 +152,14 @@ def _layer(
 
 
 def far_vectors(config: LayerKeys, sizes: Sizes) -> int:
-    """Vectors and tensors of every head that the far field carries."""
+    """Number of vectors and tensors of every head that the far field carries."""
     return math.ceil(config.vector_channels / sizes.n_heads / FAR_SHARE)
 
 
 def build_rpe(config: FarFieldKeys, spectrum: SpectrumName = "gaussians", seed: int = 0) -> GaussianRPE:
-    """The RPE function f."""
+    """Build the RPE function f."""
     return GaussianRPE(config.n_basis, config.sigma_min, config.widest, config.isolated_atoms, spectrum, seed)
 
 
 FAR_SHARE = 4
-"""The far field carries one in so many channels unless told otherwise; with random features, as in the paper, all."""
+"""Default number of channels for each that the far field carries; with random features, as in the paper, one."""

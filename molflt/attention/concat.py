@@ -1,7 +1,7 @@
-"""FLT as published: Algorithm 1, position and content features concatenated before FAVOR+ (arXiv 2302.01925).
+"""FLT as published: position and content features concatenated before FAVOR+.
 
-Kept for comparison. At finite r and m it is neither rotation- nor translation-invariant, and the result depends
-on the periodic image in which an atom was written down.
+Algorithm 1 of arXiv 2302.01925, kept for comparison. At finite r and m it is neither rotation- nor
+translation-invariant, and the result depends on which periodic image of an atom is given.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class ConcatPositions(SharedPositions):
         """See :class:`SharedPositions`."""
         assert self.rpe is not None
         assert isinstance(self.method, UndampedMethod)
-        # As published, positions are counted from wherever the origin happens to be.
+        # As published, positions are relative to the origin of the input.
         positions = geometry.positions + geometry.to_atoms(geometry.centroids)
         waves = plane_waves(positions, self.method.frequencies()).to(geometry.dtype)
         return ConcatContext(waves, self.method.coefficients(self.rpe()).to(geometry.dtype))
 
 
 class ConcatAttention(AttentionLayer[ConcatContext, ConcatContext]):
-    """Q̂ = [N₁, Q d^{-1/4}], K̂ = [N₂, K d^{-1/4}], then kernelised attention on φ(Q̂), φ(K̂) (Algorithm 1).
+    """Kernelised attention on φ(Q̂) and φ(K̂) (Algorithm 1).
 
-    N₁ = √|a_k| [cos, sin] and N₂ the same with sign(a_k), the real form of Theorem 4.1. The kernel is a feature map
-    of vectors of width dim / n_heads + 2r.
+    Q̂ = [N₁, Q d^{-1/4}] and K̂ = [N₂, K d^{-1/4}], where N₁ = √|a_k| [cos, sin] and N₂ the same with sign(a_k), the
+    real form of Theorem 4.1. The kernel is a feature map of vectors of width dim / n_heads + 2r.
     """
 
     def __init__(self, dim: int, n_heads: int, n_basis: int, kernel: Kernel, dropout: float) -> None:
@@ -85,7 +85,7 @@ class ConcatAttention(AttentionLayer[ConcatContext, ConcatContext]):
 
 
 def build_concat(config: ConcatConfig, sizes: Sizes) -> Built:
-    """FLT as published, Algorithm 1."""
+    """Build FLT as published, Algorithm 1."""
     rpe = build_rpe(config)
     method = UndampedMethod(
         rpe,

@@ -1,4 +1,4 @@
-"""Configuration of the attention mechanisms; each has its own keys, and no key that does nothing."""
+"""Configuration of the attention mechanisms, each with its own keys and no idle ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from molflt.vocabulary import MethodName
 
 FarRank = Literal[0, 1, "m"]
 SpectrumName = Literal["gaussians", "sampled", "both"]
-"""Members of f: Gaussians, damped waves, or half of each."""
+"""Basis of f: Gaussians, damped waves, or half of each."""
 Directions = Literal["averaged", "random"]
 Radii = Literal["random", "stratified"]
 Proposal = Literal["mixture", "own"]
@@ -26,20 +26,20 @@ SpectrumKind = Literal["gaussian", "free"]
 Sampling = Literal["exact", "biased"]
 
 WIDEST = 12.0
-"""Width of the widest member at the start unless told otherwise, Å."""
+"""Default initial width of the widest basis function, Å."""
 
 MARGIN = 1.25
-"""By how much the narrowest and the widest member may leave the range in which widths start."""
+"""Factor by which the narrowest and the widest basis function may leave the initial range of widths."""
 
 FROM_TRAINING_SET = ("sigma_max", "isolated_atoms")
 """Keys that training sets in the model where the configuration leaves them open."""
 
 Condition = tuple[str, Callable[[Any], bool]]
-"""What must hold for a key to act: in words, and as a function of the configuration."""
+"""Condition for a key to act: in words, and as a function of the configuration."""
 
 
 class MechanismConfig(BaseModel):
-    """What all mechanisms have in common: a name, and which neighbours they ask for.
+    """Keys that all mechanisms share, and the neighbours that each needs.
 
     Attributes:
         only_with: keys that act under a condition, which is given in words and as a function.
@@ -62,15 +62,15 @@ class MechanismConfig(BaseModel):
 
     @model_serializer(mode="wrap")
     def _keys_that_act(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written down is what acts: the rest would be refused where it is read."""
+        """Serialise only the keys that act, since the others would be refused on reading."""
         return {name: value for name, value in handler(self).items() if self.acts(name)}
 
     def acts(self, name: str) -> bool:
-        """Whether a key has any effect beside the others as they are."""
+        """Return whether a key has any effect, given the others."""
         return name not in self.only_with or self.only_with[name][1](self)
 
     def neighbour_cutoff(self, local_cutoff: float) -> float:
-        """Å up to which this attention needs the neighbour list."""
+        """Return the cutoff of the neighbour list that this attention needs, Å."""
         return local_cutoff
 
 
@@ -95,7 +95,7 @@ class KernelKeys(MechanismConfig):
 
     @property
     def draws_features(self) -> bool:
-        """Whether the kernel draws random features that can be drawn anew; fastfood learns them."""
+        """True if the kernel draws random features that can be redrawn; fastfood learns them."""
         return "-" in self.kernel and not self.kernel.endswith("-fastfood")
 
 
@@ -135,15 +135,14 @@ class FarFieldKeys(MechanismConfig):
 
     @property
     def widest(self) -> float:
-        """``sigma_max`` or what stands for it, Å."""
+        """``sigma_max`` or its default, Å."""
         return WIDEST if self.sigma_max is None else self.sigma_max
 
     def widest_seen(self, diameter: float) -> float:
-        """The ``sigma_max`` in Å with which no member can become wider than anything in the training set.
+        """Return the ``sigma_max`` in Å that keeps all widths within the training set's extent.
 
         Args:
-            diameter: Å, the largest distance in a training set of isolated structures. Beyond it nothing tells what
-                f should be.
+            diameter: Å, the largest distance in a training set of isolated structures. Beyond it no data determine f.
         """
         return min(self.widest, max(diameter / MARGIN, 1.5 * self.sigma_min))
 
@@ -210,7 +209,7 @@ class ContentKeys(LayerKeys, KernelKeys):
 
 
 class FourierConfig(ContentKeys, MethodKeys):
-    """Local RPE on neighbours plus Fourier RPE over all atoms, the far field exact to its tolerance (DESIGN §3)."""
+    """Local RPE on neighbours plus Fourier RPE over all atoms, exact to a tolerance (DESIGN §3)."""
 
     only_with: ClassVar[dict[str, Condition]] = {**ContentKeys.only_with, **MethodKeys.only_with}
 
@@ -248,7 +247,7 @@ class SoftmaxConfig(MechanismConfig):
 
 
 class UndampedKeys(FarFieldKeys):
-    """Keys of the FLT paper's estimator of f by sampled frequencies; it is part of a model, unlike a method."""
+    """Keys of the FLT paper's estimator of f, which is part of a model, unlike a method."""
 
     n_frequencies: int = Field(16, ge=2, le=4096, description="r, frequencies of the estimator")
     radii: Radii = Field("stratified", description="lengths of the frequencies")
@@ -256,9 +255,10 @@ class UndampedKeys(FarFieldKeys):
 
 
 class UndampedConfig(ContentKeys, UndampedKeys):
-    """Local RPE plus the paper's own estimator of the Fourier RPE: its waves are not damped, so that it never ends.
+    """Local RPE plus the paper's own estimator of the Fourier RPE, with undamped waves.
 
-    With averaged directions it is quadratic. In cells it is a function of its own, under an envelope.
+    The estimate of f does not decay. With averaged directions it is quadratic; in cells it is a different function,
+    under an envelope.
     """
 
     only_with: ClassVar[dict[str, Condition]] = {
@@ -277,8 +277,9 @@ class UndampedConfig(ContentKeys, UndampedKeys):
 
 
 class ConcatConfig(UndampedKeys, KernelKeys):
-    """Algorithm 1 of the FLT paper as published: random directions, no local branch, neither rotation- nor
-    translation-invariant.
+    """Algorithm 1 of the FLT paper: random directions, no local branch, not invariant.
+
+    It is neither rotation- nor translation-invariant.
     """
 
     mechanism: Literal["concat"] = Field("concat", description="FLT as published, Algorithm 1")
@@ -286,7 +287,7 @@ class ConcatConfig(UndampedKeys, KernelKeys):
 
 
 class SampleKeys(MechanismConfig):
-    """Keys of the estimate by random features of every query."""
+    """Keys of attention estimated by random features drawn for every query."""
 
     n_samples: int = Field(1, ge=1, le=1024, description="S, samples per query while training")
     sampling: Sampling = Field(

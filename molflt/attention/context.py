@@ -1,4 +1,4 @@
-"""What the layers share of a batch: radial features, moments of the neighbours, and the far field."""
+"""Context shared by the layers: radial features, moments of the neighbours, the far field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from molflt.attention.near import Neighbourhood
 
 @dataclass
 class FourierContext(Context):
-    """What every layer makes its own of.
+    """Positional input that every layer combines with its own weights.
 
     Attributes:
         neighbourhood: radial features of the near part.
@@ -29,11 +29,11 @@ class FourierContext(Context):
 
 
 class FourierPositions(SharedPositions):
-    """Widths of the RPE function and the numerical method that evaluates it; shared by all layers and heads.
+    """RPE function and the method that evaluates it, shared by all layers and heads.
 
     Args:
         rpe: the RPE function; None without a far field.
-        method: how it is evaluated.
+        method: that evaluates it.
         moments: whether the layers have moments of the neighbours.
         dense: whether they need the far field as a matrix.
     """

@@ -1,7 +1,7 @@
-"""Positions of a batch as attention needs them, computed once and shared by all layers and recycles.
+"""Positions of a batch, prepared once for the attention of all layers and recycles.
 
-Atoms are stored packed, ``(n_atoms, ...)``, structure after structure. What works on pairs of atoms is padded,
-``(n_structures, n_max, ...)``. Where everything lies is in the :class:`~molflt.attention.layout.Layout`.
+Atoms are stored packed, ``(n_atoms, ...)``, structure after structure. Operations on pairs of atoms are padded,
+``(n_structures, n_max, ...)``. The arrangement is in the :class:`~molflt.attention.layout.Layout`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Geometry:
 
     Attributes:
         positions: (n_atoms, 3) Å, float64, centred on each structure's mean.
-        centroids: (n_structures, 3) Å, float64: what was taken off.
+        centroids: (n_structures, 3) Å, float64: the means that were subtracted.
         atomic_numbers: (n_atoms,).
         cell: (n_structures, 3, 3) Å, float64, rows are lattice vectors.
         pbc: (n_structures, 3) bool, which of them are periodic.
@@ -44,7 +44,7 @@ class Geometry:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many atoms each structure has."""
+        """Number of atoms of each structure."""
         return self.layout.sizes
 
     @property
@@ -64,18 +64,21 @@ class Geometry:
 
     @Kept
     def near_displacements(self) -> Tensor:
-        """(n_entries, 3) Å of ``layout.near``, see :meth:`displacements`."""
+        """Displacements of ``layout.near``, (n_entries, 3) Å; see :meth:`displacements`."""
         return self.displacements(self.layout.near)
 
     def displacements(self, entries: Entries) -> Tensor:
-        """Δ_ij = r_i − r_j − offset·cell of every entry, (n_entries, 3) Å, in ``dtype``; zero for an atom itself."""
+        """Δ_ij = r_i − r_j − offset·cell of every entry, (n_entries, 3) Å, in ``dtype``.
+
+        It is zero for an atom itself.
+        """
         found = to_entries(entries.pattern, self.positions) - of_columns(entries.pattern, self.positions)
         if entries.offsets is None:
             return found.to(self.dtype)
         if self.n_structures == 1:
             shifts = entries.offsets.to(self.cell.dtype) @ self.cell[0]
         else:
-            # Selected rows are copied as a whole, and there is no product of a small matrix for every edge.
+            # Selected rows are copied as a whole, which avoids a product with a small matrix for every edge.
             cells = self.cell.index_select(0, self.structure.index_select(0, entries.receiver))
             shifts = (entries.offsets[:, :, None] * cells).sum(dim=1)
         return (found - shifts).to(self.dtype)
@@ -99,7 +102,10 @@ class Geometry:
         return self.layout.places.pack(padded)
 
     def sum_on_pairs(self, entries: Entries, values: Tensor) -> Tensor:
-        """Values (c, n_entries) → (c, n_structures, n_max, n_max); several of one pair, images, are added."""
+        """Sum values on pairs: (c, n_entries) → (c, n_structures, n_max, n_max).
+
+        Several entries of one pair, its images, are added.
+        """
         places = self.layout.places
         n = places.n_max
         pair = places.slot[entries.receiver] * n + places.slot[entries.sender] % n

@@ -12,7 +12,7 @@ from molflt.attention.mechanism import AttentionLayer, Context, SharedPositions,
 
 
 class ContentAttention(AttentionLayer[Context, None]):
-    """Projections and heads around a mechanism that sees no positions.
+    """Projections and heads around a mechanism that ignores positions.
 
     Args:
         dim: width of the model.
@@ -28,7 +28,10 @@ class ContentAttention(AttentionLayer[Context, None]):
         self.output = nn.Linear(dim, dim)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, geometry: Geometry) -> Tensor:
-        """The mechanism: three times (n_structures, n_heads, n_max, head_dim) → the same; the kernel is exp(q·k)."""
+        """Apply the mechanism, whose kernel is exp(q·k), to queries, keys and values.
+
+        Three times (n_structures, n_heads, n_max, head_dim) → the same.
+        """
         raise NotImplementedError
 
     def prepare(self, geometry: Geometry, context: Context) -> None:
@@ -64,7 +67,7 @@ class KernelisedAttention(ContentAttention):
 
 
 def build_kernelised(config: KernelisedConfig, sizes: Sizes) -> Built:
-    """The mechanism for a model of these sizes."""
+    """Build the mechanism for a model of these sizes."""
     return SharedPositions(), [
         KernelisedAttention(sizes.dim, sizes.n_heads, kernel, sizes.dropout)
         for kernel in build_kernels(config, sizes.head_dim, sizes)

@@ -1,4 +1,4 @@
-"""The attention of molflt (DESIGN §3): exact local RPE on neighbours plus Fourier RPE over all atoms.
+"""molflt's attention (DESIGN §3): exact local RPE on neighbours, Fourier RPE over all atoms.
 
     near_ij = exp(q_i·k_j + b_h(|Δ_ij|, z_i, z_j)) env(|Δ_ij|)     neighbours, images included, and i itself
     far_ij  = f̂_h(Δ_ij) c(q_i, k_j)                                every atom
@@ -6,7 +6,7 @@
 
 The denominator is local and positive: results do not depend on the number of atoms far away, and an n-fold
 supercell gives every atom the output it has in the unit cell. The far field is added to the first channels of every
-head only (``far_dim``), which is what it costs.
+head only (``far_dim``), which limits its cost.
 
 The near sum runs along the neighbour list, the far one on pairs, over waves or on a mesh (``far/ways.py``), in each
 way for many structures at once.
@@ -38,12 +38,12 @@ from molflt.attention.vectors import COMPONENTS, VectorStream
 
 @dataclass
 class Prepared:
-    """What a layer makes of the positions of a batch.
+    """Positional quantities of a batch for one layer.
 
     Attributes:
-        context: what it is made of.
-        local: (n_heads, n_entries) exp(b_h)·env; None where there are so many entries that it is made, a few atoms at
-            a time, whenever it is needed.
+        context: from which they are computed.
+        local: (n_heads, n_entries) exp(b_h)·env; None if there are so many entries that it is computed on demand, a
+            few atoms at a time.
     """
 
     context: FourierContext
@@ -52,7 +52,7 @@ class Prepared:
 
 @dataclass
 class _Content:
-    """What a layer makes of the atoms' features; each (n_atoms, n_heads, ...).
+    """Projections of the atoms' features in a layer; each (n_atoms, n_heads, ...).
 
     Attributes:
         q, k: queries and keys.
@@ -76,10 +76,10 @@ TEMPERATURE_START = 2.0
 
 
 class BoundedProjection(nn.Module):
-    """Queries and keys of length √τ_h, so that q·k lies in [−τ_h, τ_h] with a learnable temperature τ_h.
+    """Queries and keys of length √τ_h, with a learnable temperature τ_h.
 
-    κ is then an absolute number: no maximum has to be subtracted from an exponent, and none can tie a structure
-    to its batch-mates. The factor 1/√d of the formulas is contained in τ.
+    Their product q·k lies in [−τ_h, τ_h]. κ is then an absolute number: no maximum has to be subtracted from an
+    exponent, and none can tie a structure to its batch-mates. The factor 1/√d of the formulas is contained in τ.
 
     Args:
         dim: width of the model.
@@ -99,7 +99,7 @@ class BoundedProjection(nn.Module):
         return TEMPERATURE_MAX * torch.sigmoid(self.raw_temperature)
 
     def of_length(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        """(n_atoms, 2 dim), of the projection → queries, keys (n_atoms, n_heads, head_dim)."""
+        """Scale projections (n_atoms, 2 dim) to queries and keys (n_atoms, n_heads, head_dim)."""
         unit = shortened(projected.view(len(projected), 2, self.n_heads, -1), NOTHING)
         query, key = (unit * self.temperature.sqrt()[:, None]).unbind(dim=1)
         return query, key
@@ -110,7 +110,7 @@ class BoundedProjection(nn.Module):
 
 
 class Gate(nn.Module):
-    """A positive gate per atom and head, one on start: a content factor of rank one."""
+    """Positive gate per atom and head, initially one: a content factor of rank one."""
 
     def __init__(self, dim: int, n_heads: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Gate(nn.Module):
 
 
 class FourierAttention(AttentionLayer[FourierContext, Prepared]):
-    """One layer.
+    """One layer of local and Fourier RPE attention.
 
     Args:
         dim: width of the model.
@@ -133,9 +133,9 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         n_weights: basis functions of f̂; 0 for no far field.
         far_rank: content factor of the far field.
         kernel: feature map of the content factor, for ``far_rank="m"``; else None.
-        far_dim: how much of the values the far field carries, all heads together: the first channels of every head.
-        moments: of the neighbours, added to the output; None for none.
-        stream: of vectors, which takes up the moments; None for none.
+        far_dim: width of the values that the far field carries, all heads together: the first channels of every head.
+        moments: of the neighbours, added to the output; None: no moments.
+        stream: of vectors, which takes up the moments; None: no vectors.
         dropout: on the values, which is the same in every contraction order.
     """
 
@@ -176,7 +176,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
     def forward(
         self, x: Tensor, geometry: Geometry, prepared: Prepared, tensors: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """See :class:`AttentionLayer`; with a stream of vectors, these are given and returned, too."""
+        """See :class:`AttentionLayer`; a layer with vectors takes and returns these, too."""
         stream, own = self.stream, self.moments
         linears = [self.query_key.projection, self.value, *self._gates]
         if stream is not None:
@@ -244,7 +244,10 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         return _Content(q, k, carried, rest, one, c_q, c_k)
 
     def _near_sum(self, content: _Content, v: Tensor, prepared: Prepared) -> Tensor:
-        """Σ_j near_ij v_j over an atom and its neighbours: (n_atoms, n_heads, channels) → the heads first."""
+        """Σ_j near_ij v_j over an atom and its neighbours.
+
+        (n_atoms, n_heads, channels) → the heads first.
+        """
         around, local = prepared.context.neighbourhood, prepared.local
         pattern = around.pattern
         q, k, v = (t.transpose(0, 1).contiguous() for t in (content.q, content.k, v))
@@ -270,12 +273,15 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         return layout.pack([self._with_content(*part) for part in parts])
 
     def _with_content(self, group: Group, far: FarField, c_q: Tensor, c_k: Tensor, v: Tensor) -> Tensor:
-        """Σ_j f̂_h(Δ_ij) c_q_i · c_k_j v_j of a group of structures, (n_structures, n_max, n_heads, ...) each."""
+        """Σ_j f̂_h(Δ_ij) c_q_i · c_k_j v_j of a group of structures.
+
+        Each is (n_structures, n_max, n_heads, ...).
+        """
         if group.way != "mesh":
             q, k, values = (t.permute(2, 0, 1, 3) for t in (c_q, c_k, v))
             out = (far.matrix(self.rpe_weights) * (q @ k.transpose(2, 3))) @ values
             return out.permute(1, 2, 0, 3)
-        # On a mesh the content factor rides on the values.
+        # On a mesh the content factor is multiplied into the values.
         total = torch.zeros_like(v)
         step = max(1, _CHANNELS_AT_ONCE // v[0, 0].numel())
         for some_q, some_k in zip(c_q.split(step, dim=3), c_k.split(step, dim=3), strict=True):
@@ -286,7 +292,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
 
 
 def together(x: Tensor, linears: Sequence[nn.Linear]) -> list[Tensor]:
-    """What each of some linear maps makes of ``x``, by one product."""
+    """Apply several linear maps to ``x`` in one product."""
     some = next(m.bias for m in linears if m.bias is not None)
     none = torch.zeros_like(some[:1])
     bias = torch.cat([none.expand(m.out_features) if m.bias is None else m.bias for m in linears])
@@ -295,10 +301,10 @@ def together(x: Tensor, linears: Sequence[nn.Linear]) -> list[Tensor]:
 
 
 RPE_WEIGHT_STD = 0.5
-"""Small enough that the far output starts below the near one, large enough to learn."""
+"""Initial standard deviation: small enough that the far output starts below the near one, large enough to learn."""
 
 _ENTRY_FACTORS_KEPT = 1 << 27
-"""Entries times heads held at once where nothing is kept for a derivative: 512 MiB in float32."""
+"""Entries times heads held at once when no derivative is needed: 512 MiB in float32."""
 
 _CHANNELS_AT_ONCE = 1024
 """Values per atom that the far field carries at once; bounds memory, changes no result."""

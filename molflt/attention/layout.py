@@ -1,7 +1,7 @@
-"""Everything discrete about a batch, decided on the host before a device is asked: who is whose neighbour, and where.
+"""Discrete structure of a batch, decided on the host: neighbours and their places.
 
 A :class:`Plan` holds the plain numbers of a model that these decisions need. Workers of a loader make a
-:class:`Layout` of every batch with it; a model makes one itself for a batch that has none.
+:class:`Layout` of every batch with it; a model makes one itself for a batch without.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Entries(Movable):
         receiver, sender: (n_entries,) int64.
         offsets: (n_entries, 3) int32, lattice translation of the sender's image; None where all are zero.
         row_starts: (n_atoms + 1,) int32.
-        reverse: (n_entries,) the entry in which receiver and sender are exchanged; an atom's own is its own.
+        reverse: (n_entries,) the entry with receiver and sender exchanged; for an atom itself the entry itself.
         others: (n_entries,) 0 for an atom itself, 1 for its neighbours; float64.
         slot: (n_entries,) the place of every entry in (n_atoms, width).
         sender_of_slot: (n_atoms · width,) the atom itself where there is no entry.
         reverse_of_slot: (n_atoms · width,) the place of the reverse; its own where there is no entry.
-        width: places of an atom: the most entries that one has.
+        width: places of an atom: the largest number of entries of any.
     """
 
     receiver: Tensor
@@ -56,7 +56,7 @@ class Entries(Movable):
 
 
 def entries_of(edge_index: np.ndarray, offsets: np.ndarray, n_atoms: int) -> Entries:
-    """Entries of a symmetric neighbour list.
+    """Return the entries of a symmetric neighbour list.
 
     Args:
         edge_index: (2, n_edges): (i, j), atom j sends to atom i.
@@ -64,18 +64,18 @@ def entries_of(edge_index: np.ndarray, offsets: np.ndarray, n_atoms: int) -> Ent
         n_atoms: number of atoms.
 
     Raises:
-        ValueError: an edge is there in one direction only.
+        ValueError: an edge exists in one direction only.
     """
     atoms = np.arange(n_atoms)
     receiver = np.concatenate([edge_index[0], atoms])
     sender = np.concatenate([edge_index[1], atoms])
     shifts = np.concatenate([offsets, np.zeros((n_atoms, 3), dtype=offsets.dtype)]).astype(np.int64)
     forwards, backwards = _keys(receiver, sender, shifts, n_atoms), _keys(sender, receiver, -shifts, n_atoms)
-    # Two ascending runs, which are merged.
+    # The keys are two ascending runs, which a stable sort merges.
     order = np.argsort(forwards, kind="stable")
     receiver, sender, shifts = receiver[order], sender[order], shifts[order]
     forwards, backwards = forwards[order], backwards[order]
-    # Of two lists of the same keys, the one in order: its places are the ranks of the other.
+    # Both lists hold the same keys, and the first is sorted: its places are the ranks of the second.
     ranks = np.argsort(backwards)
     if not np.array_equal(backwards[ranks], forwards):
         raise ValueError("a neighbour list must hold every edge in both directions, and none twice")
@@ -106,7 +106,7 @@ def _keys(i: np.ndarray, j: np.ndarray, shifts: np.ndarray, n_atoms: int) -> np.
     reach = int(np.abs(shifts).max(initial=0))
     width = 2 * reach + 1
     if max(n_atoms, 1) ** 2 * width**3 >= 1 << 62:
-        # Ranks of the translations take their place: there are fewer of them.
+        # Translations are replaced by their ranks, which take fewer numbers.
         _, ranks = np.unique(np.concatenate([shifts, -shifts]), axis=0, return_inverse=True)
         ranks = ranks.reshape(-1)[: len(shifts)]
         return np.asarray((i * n_atoms + j) * (2 * len(shifts) + 1) + ranks)
@@ -119,20 +119,20 @@ def _keys(i: np.ndarray, j: np.ndarray, shifts: np.ndarray, n_atoms: int) -> np.
 
 @dataclass(frozen=True)
 class Layout(Movable):
-    """What is discrete about a batch.
+    """Discrete structure of a batch.
 
     Attributes:
-        plan: with which it was made.
-        sizes: how many atoms each structure has.
+        plan: from which it was made.
+        sizes: number of atoms of each structure.
         pbc: which lattice vectors of each structure are periodic.
         structure: (n_atoms,) the index of the structure of each atom, ascending.
         starts: (n_structures + 1,) int32, where each structure's atoms begin.
         places: padded to the largest structure.
         counts: (n_structures,) float64, the sizes.
         near: neighbours within the local cutoff.
-        wide: all that are in the neighbour list, where attention asks for more; else None.
+        wide: the whole neighbour list, if attention needs more than the near part; else None.
         far: structures whose far field is computed together; None without a far field.
-        of_charges: the same of 1/r; None without charges.
+        of_charges: the same for 1/r; None without charges.
     """
 
     plan: Plan
@@ -157,14 +157,14 @@ class Layout(Movable):
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of a model by which batches are laid out.
+    """Numbers of a model that determine the layout of batches.
 
     Attributes:
         cutoff: Å, of the near part.
-        wide: whether attention looks at the whole neighbour list.
+        wide: whether attention uses the whole neighbour list.
         far: of the far field; None without one.
         charges: of 1/r; None without charges.
-        skin: Å that atoms may move before there is another layout.
+        skin: Å that atoms may move before a new layout is needed.
     """
 
     cutoff: float
@@ -175,12 +175,12 @@ class Plan:
 
     @staticmethod
     def covering(plans: Sequence[Plan]) -> Plan:
-        """The one by which a batch is laid out for several models of one kind, those of an ensemble."""
+        """Return the plan that serves several models of one kind, those of an ensemble."""
         first, far = plans[0], [plan.far for plan in plans if plan.far is not None]
         return replace(first, far=FarPlan.covering(far)) if far else first
 
     def holding(self, layout: Layout) -> Plan:
-        """The plan that sums the far field of the structures of a batch in the same ways, on the same grids."""
+        """Return the plan that keeps the ways and grids of the far field of a batch."""
         far, charges = self.far, self.charges
         if far is not None and layout.far is not None:
             far = replace(far, held=held_of(layout.far.groups))
@@ -189,7 +189,7 @@ class Plan:
         return replace(self, far=far, charges=charges)
 
     def __call__(self, batch: Any, n_max: int | None = None) -> Layout:
-        """The layout of a batch of structures with their neighbour list (see ``molflt.vocabulary``)."""
+        """Return the layout of a batch with its neighbour list (see ``molflt.vocabulary``)."""
         positions, cells = (_on_host(t).astype(np.float64) for t in (batch.positions, batch.cell))
         pbc, structure = _on_host(batch.pbc), _on_host(batch.batch)
         edge_index, offsets = _on_host(batch.edge_index), _on_host(batch.cell_offsets)
@@ -200,7 +200,7 @@ class Plan:
         delta = positions[i] - positions[j]
         if offsets.any():
             delta -= np.einsum("ek,ekl->el", offsets.astype(np.float64), cells[structure[i]])
-        # What is just outside may be just inside once displacements are rounded.
+        # A pair just outside may be just inside once displacements are rounded.
         inside = np.einsum("ek,ek->e", delta, delta) < ((self.cutoff + 2 * self.skin) * (1 + 1e-6)) ** 2
         if near is None or not inside.all():
             near = entries_of(edge_index[:, inside], offsets[inside], len(positions))
@@ -224,5 +224,8 @@ class Plan:
 
 
 def _on_host(tensor: Tensor) -> np.ndarray:
-    """A copy: when a batch is sent to another process its memory moves, and an array that shares it would dangle."""
+    """Copy a tensor to an array on the host.
+
+    A batch's memory moves when it is sent to another process, and an array that shares it would dangle.
+    """
     return tensor.detach().cpu().numpy().copy()

@@ -14,7 +14,7 @@ from molflt.attention.near import Neighbourhood
 
 
 class Context:
-    """What the shared part of a mechanism makes of a batch for all its layers."""
+    """Output of a mechanism's shared part for a batch, which all layers receive."""
 
 
 ContextT = TypeVar("ContextT", bound=Context)
@@ -22,12 +22,12 @@ PreparedT = TypeVar("PreparedT")
 
 
 class SharedPositions(nn.Module):
-    """What all layers of a mechanism share: computed once per structure, reused in every layer and recycle.
+    """Shared part of a mechanism: computed once per batch, reused in every layer and recycle.
 
     Attributes:
         rpe: the RPE function of the far field; None where there is none.
-        method: how it is evaluated.
-        wide: whether layers look at the whole neighbour list, and not only at that within the local cutoff.
+        method: that evaluates it.
+        wide: whether layers use the whole neighbour list, and not only the part within the local cutoff.
         n_weights: of the far field, per layer and head; 0 without one.
     """
 
@@ -42,11 +42,11 @@ class SharedPositions(nn.Module):
         self.method = None
 
     def plan(self, cutoff: float) -> Plan:
-        """What batches have to be laid out by, at the present widths; ``cutoff``: of the near part, Å."""
+        """Return the plan of layouts at the present widths; ``cutoff``: of the near part, Å."""
         return Plan(cutoff, self.wide)
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Context:
-        """The context that every layer receives; empty unless a mechanism says otherwise."""
+        """Return the context that every layer receives; empty unless overridden."""
         return Context()
 
 
@@ -60,18 +60,18 @@ class AttentionLayer(nn.Module, Generic[ContextT, PreparedT]):
     vector_channels: int = 0
 
     def prepare(self, geometry: Geometry, context: ContextT) -> PreparedT:
-        """What the layer makes of positions alone: once for a batch, however often the layer is applied.
+        """Prepare all that depends on positions alone, once for a batch.
 
         Args:
             geometry: of the batch.
-            context: what the mechanism's shared part made of it.
+            context: from the mechanism's shared part.
         """
         raise NotImplementedError
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: PreparedT) -> Tensor | tuple[Tensor, Tensor]:
         """(n_atoms, dim) → (n_atoms, dim); ``prepared`` comes from :meth:`prepare`.
 
-        A layer with vectors is given them as a fourth argument, (n_atoms, 9, C), and returns both what is to be added
+        A layer with vectors takes them as a fourth argument, (n_atoms, 9, C), and returns both the update to be added
         to ``x`` and its vectors.
         """
         raise NotImplementedError
@@ -88,5 +88,5 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def heads_first(padded: Tensor) -> Tensor:
-    """(n_structures, n_max, n_heads, head_dim) → (n_structures, n_heads, n_max, head_dim), and back."""
+    """Exchange heads and places, (n_structures, n_max, n_heads, head_dim) and back."""
     return padded.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Local moments: how a layer sees the angles between an atom's neighbours, at the cost of its pairs.
+"""Moments of an atom's neighbours, which encode angles at the cost of pairs.
 
     w_jc   = (W φ(|Δ_ij|, z_i, z_j))_c env(|Δ_ij|) v_jc        radial filter times value, channel c
     M^l_ic = Σ_j w_jc û_ij^{⊗l},  û = Δ/√(|Δ|² + 1 Å²)          l = 0, 1, 2; images included
@@ -28,10 +28,10 @@ from molflt.attention.sparse import SparsePattern, of_columns
 
 @dataclass
 class NeighbourSlots:
-    """Neighbours of some atoms, as many places for each as the one with the most has.
+    """Neighbours of some atoms, padded to the largest number of any atom.
 
     Attributes:
-        pattern: of all places, who is in which.
+        pattern: the neighbour in each place.
         basis: (n, width, n_rbf) φ·env over the root of the typical number of neighbours; 0 where there is none.
         powers: (n, 10, width) 1, û, û ⊗ û.
     """
@@ -47,12 +47,12 @@ class NeighbourSlots:
 
 
 def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) -> NeighbourSlots:
-    """Places for the neighbours of some atoms.
+    """Return places for the neighbours of some atoms.
 
     Args:
         neighbourhood: radial features of the batch.
-        atoms: which atoms.
-        entries: theirs.
+        atoms: the atoms.
+        entries: of these atoms.
     """
     around, width = neighbourhood.entries, neighbourhood.entries.width
     n, slots = atoms.stop - atoms.start, around.slot[entries] - atoms.start * width
@@ -72,9 +72,9 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
 
 
 def typical_neighbours(cutoff: float) -> float:
-    """Of an atom in condensed matter, those near enough to count; 1 or more.
+    """Estimate the number of near neighbours in condensed matter; at least 1.
 
-    Sums of so many terms of either sign, divided by its root, are of order one whatever the cutoff in Å, and so are
+    Sums of this many terms of either sign, divided by its root, are of order one for any cutoff in Å, and so are
     their products.
     """
     return max(1.0, REFERENCE_DENSITY * 4 / 3 * math.pi * (ENVELOPE_REACH * cutoff) ** 3)
@@ -86,7 +86,7 @@ def second_power(vectors: Tensor) -> Tensor:
 
 
 class NeighbourMoments:
-    """What the layers share of a batch's positions.
+    """Positional part of the moments of a batch, shared by the layers.
 
     Args:
         neighbourhood: radial features of the batch.
@@ -119,7 +119,7 @@ class NeighbourMoments:
 
 
 class LocalMoments(nn.Module):
-    """Moments of an atom's neighbours up to the second, and their products, as a part of a layer's output.
+    """Moments of the neighbours up to the second and their products, added to a layer's output.
 
     Args:
         dim: width of the model.
@@ -145,7 +145,7 @@ class LocalMoments(nn.Module):
         return self.read(moments.sums(self.filters, self.value(x)))
 
     def read(self, moments: Tensor) -> Tensor:
-        """(n, 10, n_channels) → (n, dim): moments and their products, as the layer sees them."""
+        """Map moments and their products to features: (n, 10, n_channels) → (n, dim)."""
         zeroth, first, second = moments.split([1, 3, 6], dim=1)
         one = self.orders[:1, :1].expand_as(zeroth)
         others = torch.cat([one, self.mix_first(first), self.mix_second(second)], dim=1)
@@ -153,7 +153,7 @@ class LocalMoments(nn.Module):
 
 
 ENVELOPE_REACH = 0.61
-"""Of the cutoff: a ball of this radius has the volume of the envelope squared."""
+"""Radius, in cutoffs, of a ball with the volume of the envelope squared."""
 
 _ROWS_PER_EDGE = 4
 """φ, filters, values and their product: held at once for every edge of a part, each about as wide as φ."""

@@ -1,4 +1,4 @@
-"""Local RPE: the exponentiated distance bias on the neighbour list, linear in a Gaussian distance basis."""
+"""Local RPE: an exponentiated distance bias on neighbours, linear in a Gaussian basis."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 
 class GaussianDistanceBasis(nn.Module):
-    """φ_k(d), φ_k a Gaussian of learnable centre and width; with pair types φ_k(γ_zz' d + β_zz').
+    """Gaussians φ_k(d) of learnable centre and width; with pair types φ_k(γ_zz' d + β_zz').
 
     The pair-type affine lets a C-H and a Pt-Pt contact of the same length look different (3D-Graphormer, Shi et
-    al. 2022, arXiv 2203.04810, Eq. 2). It starts as the identity, also for pairs never seen in training. Two numbers
-    for every pair of elements are also what a model remembers its training set by (docs/accuracy.md).
+    al. 2022, arXiv 2203.04810, Eq. 2). It starts as the identity, also for pairs never seen in training. With two
+    numbers for every pair of elements a model can also memorise its training set (docs/accuracy.md).
 
     Args:
         n_basis: number of Gaussians.
         cutoff: Å; centres start evenly spaced on [0, cutoff].
-        pair_types: whether there is the affine.
+        pair_types: whether to apply the affine.
     """
 
     def __init__(self, n_basis: int, cutoff: float, pair_types: bool = False) -> None:
@@ -55,13 +55,13 @@ class GaussianDistanceBasis(nn.Module):
 
     def _of_types(self, x: Tensor, receiver_types: Tensor, sender_types: Tensor) -> Tensor:
         pair_type = receiver_types.to(torch.int64) * (MAX_ATOMIC_NUMBER + 1) + sender_types
-        # gather: adding up the derivative of an index is ten times slower
+        # Not an index, since summing its derivative is ten times slower.
         gamma, beta = self.gamma.gather(0, pair_type), self.beta.gather(0, pair_type)
         return gamma * x + beta
 
 
 class _Bell(torch.autograd.Function):
-    """exp(−z²), in as few passes over memory as there can be: there are as many z as edges times Gaussians."""
+    """exp(−z²) in as few passes over memory as possible, one z per edge and Gaussian."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
@@ -84,12 +84,12 @@ class Neighbourhood:
     Every atom is an entry among its own neighbours, at distance zero.
 
     Attributes:
-        entries: who is whose neighbour.
+        entries: the neighbours of every atom.
         displacements: (n_entries, 3) Å.
         distances: (n_entries,) Å.
         types: (n_entries,), (n_entries,) atomic numbers of receiver and sender, uint8.
         envelope: (n_entries,), 1 at distance zero, smoothly 0 at the cutoff.
-        others: (n_entries,) the same, 0 for an atom itself.
+        others: (n_entries,) the envelope, but 0 for an atom itself.
         radial: φ.
     """
 
@@ -113,7 +113,7 @@ class Neighbourhood:
 
     @Kept
     def basis(self) -> Tensor:
-        """(n_entries, n_rbf) φ of each entry; made once."""
+        """(n_entries, n_rbf) φ of each entry; computed once."""
         if torch.is_grad_enabled() or self.n_entries <= self.entries_at_once:
             return self._make_basis(slice(None))
         out = self.distances.new_empty((self.n_entries, self.radial.n_basis))
@@ -124,24 +124,24 @@ class Neighbourhood:
 
     @property
     def is_large(self) -> bool:
-        """Whether φ of all entries at once would take too much memory."""
+        """True if φ of all entries at once would take too much memory."""
         kept = _VALUES_KEPT_FOR_GRADIENT if torch.is_grad_enabled() else _VALUES_KEPT
         return self.n_entries * self.radial.n_basis > kept
 
     @property
     def entries_at_once(self) -> int:
-        """Of how many entries something as wide as φ may be made."""
+        """Number of entries for which a tensor as wide as φ may be made."""
         return max(1, _VALUES_AT_ONCE // self.radial.n_basis)
 
     def basis_of(self, entries: slice) -> Tensor:
-        """φ of some entries; of a large neighbourhood it is made anew."""
+        """φ of some entries; recomputed in a large neighbourhood."""
         return self._make_basis(entries) if self.is_large else self.basis[entries]
 
     def _make_basis(self, entries: slice) -> Tensor:
         return self.radial(self.distances[entries], self.types[0][entries], self.types[1][entries])
 
     def evaluate(self, function: Callable[[Tensor, slice], Tensor], entries: slice) -> Tensor:
-        """``function(φ, entries)`` of some entries; of a large neighbourhood nothing but its result is kept."""
+        """Evaluate ``function(φ, entries)``, keeping only the result in a large neighbourhood."""
         if not self.is_large:
             return function(self.basis[entries], entries)
 
@@ -154,7 +154,7 @@ class Neighbourhood:
         return compute(self.distances[entries])
 
     def sum_over_neighbours(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        """Σ over the entries of every receiver of ``function(φ, entries)``, (n_entries, c) → (n_atoms, c)."""
+        """Sum ``function(φ, entries)`` over receivers' entries: (n_entries, c) → (n_atoms, c)."""
         found = [
             sum_of_entries(pattern, self.evaluate(function, entries))
             for _, entries, pattern in self.pattern.parts(self.entries_at_once)
@@ -163,15 +163,15 @@ class Neighbourhood:
 
 
 _VALUES_AT_ONCE = 1 << 25
-"""Entries times radial functions of which intermediates are held, 128 MiB in float32 each."""
+"""Entries times radial functions whose intermediates are held at once, 128 MiB in float32 each."""
 
 _VALUES_KEPT = 1 << 30
 _VALUES_KEPT_FOR_GRADIENT = 1 << 27
-"""Entries times radial functions up to which φ is kept, 4 GiB in float32; less where a derivative keeps more."""
+"""Most entries times radial functions for which φ is kept, 4 GiB in float32; less where a derivative keeps more."""
 
 
 def local_neighbourhood(geometry: Geometry, radial: GaussianDistanceBasis, cutoff: float) -> Neighbourhood:
-    """Radial features of the atoms nearer than ``cutoff`` Å."""
+    """Return radial features of the neighbours nearer than ``cutoff`` Å."""
     return neighbourhood_of(geometry, geometry.layout.near, geometry.near_displacements, radial, cutoff)
 
 
@@ -183,17 +183,17 @@ def neighbourhood_of(
     cutoff: float,
     unending: Tensor | None = None,
 ) -> Neighbourhood:
-    """Radial features of some entries.
+    """Return radial features of some entries.
 
     Args:
         geometry: of the batch.
-        entries: who is whose neighbour.
+        entries: the neighbours of every atom.
         displacements: (n_entries, 3) Å.
         radial: φ.
         cutoff: Å, where the envelope ends.
-        unending: (n_entries,) bool, entries whose envelope is one; None: no one.
+        unending: (n_entries,) bool, entries whose envelope is one; None: no such entries.
     """
-    # A distance has no derivative at zero, where every atom is from itself.
+    # The norm has no derivative at zero, the distance of every atom from itself.
     distances = (displacements * displacements).sum(dim=1).clamp(min=NOTHING).sqrt()
     fade = envelope(distances, cutoff)
     if unending is not None:
@@ -211,11 +211,11 @@ def neighbourhood_of(
 
 
 class LocalRPE(nn.Module):
-    """Σ over images of exp(b_h(|Δ_ij|, z_i, z_j)) · env(|Δ_ij|), with env = 1 for the atom itself.
+    """Σ over images of exp(b_h(|Δ_ij|, z_i, z_j)) · env(|Δ_ij|), env = 1 for an atom itself.
 
-    b_h is linear in the radial basis, which knows z_i and z_j only with ``model.pair_types``. Because exp(q·k + b) =
-    exp(q·k) exp(b), the images of one pair can be summed before the content enters, and what is left is one number
-    per pair and head.
+    b_h is linear in the radial basis, which depends on z_i and z_j only with ``model.pair_types``. Because
+    exp(q·k + b) = exp(q·k) exp(b), the images of one pair can be summed before the content enters, which leaves one
+    number per pair and head.
 
     Args:
         n_rbf: size of the radial basis.
@@ -227,7 +227,7 @@ class LocalRPE(nn.Module):
         self.bias = nn.Linear(n_rbf, n_heads)
 
     def on_entries(self, neighbourhood: Neighbourhood, entries: slice | None = None) -> Tensor:
-        """exp(b_h)·env of some entries, (n_heads, n_entries); of all unless told otherwise."""
+        """exp(b_h)·env of some entries, by default of all, (n_heads, n_entries)."""
 
         def factor(basis: Tensor, entries: slice) -> Tensor:
             return (

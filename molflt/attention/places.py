@@ -1,4 +1,4 @@
-"""Places for atoms in padded layouts, and dataclasses of tensors that go to a device as one."""
+"""Places of atoms in padded layouts, and dataclasses that move their tensors to a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """A property that is computed once. Before Python 3.12 the standard one has a lock, which stops a compiler."""
+    """Property that is computed once.
+
+    Before Python 3.12 the standard one has a lock, which breaks compilation.
+    """
 
     def __init__(self, func: Callable[[Any], T]) -> None:
         self.func, self.__doc__ = func, func.__doc__
@@ -30,20 +33,20 @@ class Kept(Generic[T]):
         if owner is None:
             return self
         value = self.func(owner)
-        # An attribute of the object goes before this one from now on.
+        # From now on the attribute of the object takes precedence.
         owner.__dict__[self.func.__name__] = value
         return value
 
 
 class Movable:
-    """A dataclass that goes to a device with all its tensors, as a batch of PyTorch Geometric does."""
+    """Dataclass that moves to a device with all its tensors, like a PyTorch Geometric batch."""
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """The same on another device."""
+        """Return the same on another device."""
         return self._mapped(lambda tensor: tensor.to(*args, **kwargs))
 
     def pin_memory(self, *args: Any) -> Self:
-        """The same in memory from which it can be copied while something else is computed."""
+        """Return the same in pinned memory, which can be copied during other computations."""
         return self._mapped(lambda tensor: tensor.pin_memory(*args))
 
     def _mapped(self, change: Any) -> Self:
@@ -60,7 +63,7 @@ class Movable:
 
 @dataclass(frozen=True)
 class Places(Movable):
-    """Structures with as many places for each as the largest has atoms, or more.
+    """Structures in a padded layout, with places for at least the atoms of the largest.
 
     Attributes:
         n_structures, n_max: of the padded layout, (n_structures, n_max).
@@ -73,7 +76,7 @@ class Places(Movable):
 
     @property
     def is_full(self) -> bool:
-        """Whether there are no empty places, so that the padded layout is the packed one."""
+        """True if there are no empty places, so that the padded layout is the packed one."""
         return self.n_structures * self.n_max == len(self.slot)
 
     def pad(self, packed: Tensor) -> Tensor:
@@ -90,7 +93,7 @@ class Places(Movable):
 
 
 def places_of(sizes: Sequence[int], n_max: int | None = None) -> Places:
-    """Places for structures of some sizes.
+    """Return places for structures of the given sizes.
 
     Raises:
         ValueError: ``n_max`` is smaller than the largest structure.
@@ -104,19 +107,28 @@ def places_of(sizes: Sequence[int], n_max: int | None = None) -> Places:
 
 
 def select_rows(rows: Tensor, index: Tensor) -> Tensor:
-    """``rows[index]`` for an index without repetitions. Its derivative is a copy, where that of indexing is a sum."""
+    """``rows[index]`` for an index without repetitions.
+
+    Its derivative is a copy, whereas that of indexing is a sum.
+    """
     selected: Tensor = _Pack.apply(rows, index)
     return selected
 
 
 def place_rows(rows: Tensor, slot: Tensor, n_slots: int) -> Tensor:
-    """Each row at a place of its own, (n, ...) → (n_slots, ...), zeros elsewhere: undoes :func:`select_rows`."""
+    """Put each row at its own place, zeros elsewhere: (n, ...) → (n_slots, ...).
+
+    This is the inverse of :func:`select_rows`.
+    """
     placed: Tensor = _Pad.apply(rows, slot, n_slots)
     return placed
 
 
 class _Pad(torch.autograd.Function):
-    """Each row to a place of its own. Its derivative is :class:`_Pack`, and the reverse: nothing has to be added."""
+    """Rows put at their own places.
+
+    Its derivative is :class:`_Pack` and vice versa, so that nothing has to be added.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, slot: Tensor, n_slots: int) -> Tensor:

@@ -1,6 +1,7 @@
-"""RA: randomised attention, an unbiased estimate of softmax attention (Zheng et al. 2022, arXiv 2204.04667, §3).
+"""RA: randomised attention, an unbiased estimate of softmax attention.
 
-Softmax attention is an expectation over ω of linear attention with one feature,
+Softmax attention is an expectation over ω of linear attention with one feature (Zheng et al. 2022, arXiv 2204.04667,
+§3),
 
     out_n = E_{p_n} [Σ_m ξ(k_m, ω) v_m / Σ_m ξ(k_m, ω)],   ξ(x, ω) = exp(ω·x − |x|²/2),
     p_n = Σ_m π_nm N(q_n + k_m, I),   π_nm = exp(q_n·k_m)/Σ_m' exp(q_n·k_m')                       (Eqs 5 to 7)
@@ -61,7 +62,7 @@ def randomised_attention(
     """
     seen = near > 0
     log_near = torch.where(seen, torch.where(seen, near, 1.0).log(), -torch.inf)
-    # The output of a token that sees nobody is not used, but it must not give NaN, not even in a gradient.
+    # The output of a token that sees no other is not used, but it must not give NaN, not even in a gradient.
     log_near = log_near.masked_fill(~seen.any(dim=-1, keepdim=True), 0.0)
     logits = query @ key.transpose(-1, -2)
     if sampling == "exact" and not draw:
@@ -80,7 +81,10 @@ def randomised_attention(
 
 
 def _weighted(log_weight: Tensor, value: Tensor, log_near: Tensor, far: Tensor | None) -> Tensor:
-    """Σ_m (near + far) e^w v / Σ_m near e^w: log_weight (batch, heads, n, S, m) → (batch, heads, n, S, head_dim)."""
+    """Σ_m (near + far) e^w v / Σ_m near e^w.
+
+    The log_weight is (batch, heads, n, S, m), the result (batch, heads, n, S, head_dim).
+    """
     near = log_weight + log_near[..., None, :]
     if far is None:
         return _per_sample(torch.softmax(near, dim=-1), value)
@@ -92,12 +96,15 @@ def _weighted(log_weight: Tensor, value: Tensor, log_near: Tensor, far: Tensor |
 
 
 def _per_sample(x: Tensor, matrix: Tensor) -> Tensor:
-    """(batch, heads, n, S, a) times (batch, heads, a, b) as one product; broadcasting would copy the matrix."""
+    """(batch, heads, n, S, a) times (batch, heads, a, b) as one product.
+
+    Broadcasting would copy the matrix.
+    """
     return (x.flatten(2, 3) @ matrix).unflatten(2, x.shape[2:4])
 
 
 def _chosen(shares: Tensor, n_samples: int) -> Tensor:
-    """S indices drawn with the given probabilities: (batch, heads, n, m) → (batch, heads, n, S)."""
+    """Draw S indices by their probabilities: (batch, heads, n, m) → (batch, heads, n, S)."""
     sums = shares.cumsum(dim=-1)
     total = sums[..., -1:]
     # The draw stays below the total even after rounding, so that no entry of probability zero at the end is drawn.
@@ -125,9 +132,10 @@ Masks = tuple[Tensor, Tensor | None]
 
 
 class MaskedRandomisedAttention(AttentionLayer[FourierContext, Masks]):
-    """One layer with the positional mask of DESIGN §3: exp(b_h)·env on neighbours as near, f̂ as far.
+    """One layer with the positional mask of DESIGN §3.
 
-    The local RPE has ``n_rbf`` radial functions, f̂ ``n_weights`` basis functions; see :func:`randomised_attention`.
+    Its near part is exp(b_h)·env on neighbours, its far part f̂. The local RPE has ``n_rbf`` radial functions, f̂
+    ``n_weights`` basis functions; see :func:`randomised_attention`.
     """
 
     def __init__(
@@ -166,7 +174,7 @@ class MaskedRandomisedAttention(AttentionLayer[FourierContext, Masks]):
 
 
 def build_randomised(config: RandomisedConfig, sizes: Sizes) -> Built:
-    """RA without positions."""
+    """Build RA without positions."""
     return SharedPositions(), [
         RandomisedAttention(sizes.dim, sizes.n_heads, config.n_samples, config.sampling, sizes.dropout)
         for _ in range(sizes.n_layers)
@@ -174,7 +182,7 @@ def build_randomised(config: RandomisedConfig, sizes: Sizes) -> Built:
 
 
 def build_randomised_rpe(config: RandomisedRpeConfig, sizes: Sizes) -> Built:
-    """RA with the local RPE and f̂ as its positional mask, on pairs."""
+    """Build RA with the local RPE and f̂ as its positional mask, on pairs."""
     rpe = build_rpe(config, config.spectrum, sizes.seed)
     method = ExactMethod(config.frequencies, config.tolerance)
     positions = FourierPositions(rpe, method, moments=False, dense=True)

@@ -32,7 +32,7 @@ DEFAULT_MECHANISM = "fourier"
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One mechanism.
+    """Configuration and builder of one mechanism.
 
     Attributes:
         config: its keys.
@@ -74,17 +74,19 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "lara-rpe": {"mechanism": "fourier", "far_rank": "m", "kernel": "lara", "moment_channels": 0},
     **{kernel: {"mechanism": "kernelised", "kernel": kernel} for kernel in KERNELS},
 }
-"""What each name that ``attention=`` takes stands for: keys that differ from the mechanism's defaults."""
+"""Presets of ``attention=``: for each name the keys that differ from the mechanism's defaults."""
 
 
 def imported(place: str) -> Any:
-    """The object at ``module:name``."""
+    """Return the object at ``module:name``."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def attention_config(preset: str = "flt", **keys: Any) -> MechanismConfig:
-    """The configuration of a preset with some keys changed, as in ``attention_config("flt", n_basis=32)``.
+    """Return the configuration of a preset with some keys changed.
+
+    An example is ``attention_config("flt", n_basis=32)``.
 
     Raises:
         ValueError: there is no such preset or key, or a value is not allowed.
@@ -105,7 +107,7 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def _with_mechanism(value: Any) -> Any:
-    """A preset's name as its keys; the default mechanism where none is named; no keys of other mechanisms."""
+    """Expand a preset's name to its keys, add the default mechanism, refuse keys of others."""
     if isinstance(value, str):
         value = _preset(value)
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Functions without a kink: smooth replacements for cutoffs and for a maximum, and sin(z)/z of z²."""
+"""Smooth replacements for cutoffs, norms and a maximum, and sin(z)/z of z²."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch.jit import is_scripting  # type: ignore[attr-defined]
 
 
 def envelope(distances: Tensor, cutoff: float) -> Tensor:
-    """Polynomial that is 1 at zero and has value, slope and curvature zero at ``cutoff`` (and beyond).
+    """Polynomial that is 1 at zero and smoothly reaches 0 at ``cutoff``, and stays there.
 
-    The form of DimeNet (Gasteiger et al. 2020, arXiv 2003.03123, Eq. 8) with p = 6, written without the 1/d.
+    Value, slope and curvature are zero at the cutoff. The form is that of DimeNet (Gasteiger et al. 2020, arXiv
+    2003.03123, Eq. 8) with p = 6, written without the 1/d.
 
     Args:
         distances: any shape, Å.
@@ -34,9 +35,9 @@ def taper(x: Tensor, start: float | Tensor, end: float | Tensor) -> Tensor:
 
 
 def smooth_max(lengths: Tensor) -> Tensor:
-    """An upper bound of the largest of (..., n, c) lengths in Å over n, with derivatives of any order.
+    """Smooth upper bound over n of lengths (..., n, c) in Å, with derivatives of any order.
 
-    Log-sum-exp; above the maximum by ln(n)/4 Å at most.
+    It is a log-sum-exp, above the maximum by at most ln(n)/4 Å.
     """
     return torch.logsumexp(_SHARPNESS * lengths, dim=-2) / _SHARPNESS
 
@@ -57,12 +58,12 @@ GAUSSIAN_END = 60.0
 
 
 def shortened(x: Tensor, floor: float, groups: Tensor | None = None) -> Tensor:
-    """x/√(floor + |x|²) of (..., c), twice differentiable; with ``floor`` next to nothing a unit vector.
+    """x/√(floor + |x|²) of (..., c), twice differentiable; a unit vector for tiny ``floor``.
 
     Args:
         x: (..., c), or (..., m, c) if there are groups.
         floor: positive.
-        groups: (m, m), symmetric, Σ_l groups_kl |x_l|² stands for |x_k|²: vectors of one group have one length.
+        groups: (m, m), symmetric; Σ_l groups_kl |x_l|² replaces |x_k|²: vectors of one group share one length.
     """
     if is_scripting():
         return x * (_dot(x, x, groups) + floor).rsqrt()
@@ -71,7 +72,7 @@ def shortened(x: Tensor, floor: float, groups: Tensor | None = None) -> Tensor:
 
 
 NOTHING = 1e-24
-"""A square that rounds away beside any other, and keeps divisions by zero away."""
+"""Square that vanishes beside any other and prevents divisions by zero."""
 
 
 class _Shortened(torch.autograd.Function):
@@ -115,7 +116,10 @@ def _dot(one: Tensor, other: Tensor, groups: Tensor | None) -> Tensor:
 
 
 def sinc_of_square(squared: Tensor) -> Tensor:
-    """sin(z)/z of z² (...), elementwise, twice differentiable; ``torch.sinc`` has no second derivative at zero."""
+    """sin(z)/z of z² (...), elementwise, twice differentiable.
+
+    ``torch.sinc`` has no second derivative at zero.
+    """
     found: Tensor = _Sinc.apply(squared, 0)
     return found
 
@@ -136,13 +140,16 @@ class _Sinc(torch.autograd.Function):
 
 
 def sinc_family(squared: Tensor, degree: int) -> tuple[Tensor, ...]:
-    """u_0 of z² (...) or, if ``degree`` is more, u_0, u_1 and u_2, where u_l = j_l(z)/z^l; du_l/dz² = −u_{l+1}/2."""
+    """u_0 of z² (...) or, if ``degree`` is above zero, u_0, u_1 and u_2.
+
+    u_l = j_l(z)/z^l, so that du_l/dz² = −u_{l+1}/2.
+    """
     z = squared.sqrt().clamp_(min=1e-15)
     # torch.sinc takes one number at a time on a CPU.
     u_0 = z.sin().div_(z)
     if degree == 0:
         return (u_0,)
-    # Upwards the recurrence loses digits where z is small, and there the power series serves (DLMF 10.53.1).
+    # The upward recurrence loses digits at small z, where the power series is used (DLMF 10.53.1).
     upwards = (u_0 - z.cos_()).mul_(3).div_(squared).sub_(u_0).div_(squared)
     one = squared.new_ones(())
     series = one
@@ -153,4 +160,4 @@ def sinc_family(squared: Tensor, degree: int) -> tuple[Tensor, ...]:
 
 
 _TERMS = {torch.float32: 4, torch.float64: 7}
-"""Of the series, for z² up to one."""
+"""Terms of the series, for z² up to one."""

@@ -23,10 +23,10 @@ from molflt.attention.near import GaussianDistanceBasis, LocalRPE, Neighbourhood
 
 @dataclass
 class SoftmaxContext(Context):
-    """What every layer makes its own of.
+    """Radial features from which every layer computes its own bias.
 
     Attributes:
-        pairs: radial features of every pair that sees each other.
+        pairs: radial features of every pair that interacts.
     """
 
     pairs: Neighbourhood
@@ -49,7 +49,10 @@ class SoftmaxPositions(SharedPositions):
         self.radial = GaussianDistanceBasis(n_rbf, cutoff, pair_types)
 
     def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> SoftmaxContext:
-        """See :class:`SharedPositions`. The geometry must hold all pairs of isolated structures as edges."""
+        """See :class:`SharedPositions`.
+
+        The geometry must hold all pairs of isolated structures as edges.
+        """
         entries = geometry.layout.wide
         assert entries is not None
         isolated = ~geometry.pbc.any(dim=1)
@@ -59,7 +62,7 @@ class SoftmaxPositions(SharedPositions):
 
 
 class SoftmaxAttention(AttentionLayer[SoftmaxContext, Tensor]):
-    """One layer.
+    """One layer of dense softmax attention.
 
     Args:
         dim: width of the model.
@@ -77,11 +80,11 @@ class SoftmaxAttention(AttentionLayer[SoftmaxContext, Tensor]):
         self.output = nn.Linear(dim, dim)
 
     def prepare(self, geometry: Geometry, context: SoftmaxContext) -> Tensor:
-        """(n_structures, n_heads, n_max, n_max): the bias of every pair, −∞ where an atom does not see another."""
+        """(n_structures, n_heads, n_max, n_max): the bias of every pair, −∞ if out of reach."""
         factor = self.local_rpe(geometry, context.pairs).transpose(0, 1)
         seen = factor > 0
         bias = torch.where(seen, torch.where(seen, factor, 1.0).log(), -torch.inf)
-        # A place without an atom sees nobody; it is dropped below and only must not give NaN.
+        # Empty places see no atom; they are dropped below but must not give NaN.
         return bias.masked_fill(~seen.any(dim=-1, keepdim=True), 0.0)
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: Tensor) -> Tensor:
@@ -93,7 +96,7 @@ class SoftmaxAttention(AttentionLayer[SoftmaxContext, Tensor]):
 
 
 def build_softmax(config: SoftmaxConfig, sizes: Sizes) -> Built:
-    """The mechanism for a model of these sizes."""
+    """Build the mechanism for a model of these sizes."""
     return SoftmaxPositions(sizes.n_rbf, config.dense_cutoff, sizes.pair_types), [
         SoftmaxAttention(sizes.dim, sizes.n_heads, sizes.n_rbf, sizes.dropout) for _ in range(sizes.n_layers)
     ]

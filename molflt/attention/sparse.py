@@ -1,13 +1,13 @@
 """Products along a sparse pattern: the neighbour list, or the assignment of atoms to a mesh.
 
-There are two products. Each is the derivative of the other, so both can be differentiated as often as wanted, and
+There are two products. Each is the derivative of the other, so both can be differentiated any number of times, and
 neither forms a row of values for every entry of the pattern:
 
     weighted_sum:     out_i = Σ_e w_e x_col(e)      e in row i      (sparse times dense)
     scalar_products:  s_e = a_row(e) · b_col(e)                     (dense times dense, sampled)
 
-All heads are one pattern with the rows of one head after those of another. A neighbour list is its own transpose but
-for the order of entries, so that a derivative of a gather is a gather, too.
+All heads form one pattern with the rows of one head after those of another. A neighbour list is its own transpose up
+to the order of entries, so that the derivative of a gather is a gather, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from molflt.attention.places import Kept
 
 
 class SparsePattern:
-    """Which columns belong to which row, row after row.
+    """Sparse pattern: the columns of each row, row after row.
 
     Args:
         row_starts: (n_rows + 1,) integers, ascending, from 0 to the number of entries.
@@ -37,7 +37,7 @@ class SparsePattern:
     """
 
     def __init__(self, row_starts: Tensor, columns: Tensor, n_columns: int, reverse: Tensor | None = None) -> None:
-        # It takes half the memory, and the products below read it fastest.
+        # int32 takes half the memory, and the products below read it fastest.
         small = len(columns) < 2**31 and n_columns < 2**31
         index = torch.int32 if small else torch.int64
         self.row_starts = row_starts if row_starts.dtype == index else row_starts.to(index)
@@ -71,7 +71,7 @@ class SparsePattern:
 
     @Kept
     def transposed(self) -> tuple[SparsePattern, Tensor]:
-        """The pattern with rows and columns exchanged, and (n_entries,) the entries of this one in its order."""
+        """Transposed pattern, and (n_entries,) the entries of this one in its order."""
         if self.reverse is not None:
             return self, self.reverse
         if self._origin is not None:
@@ -119,7 +119,10 @@ class SparsePattern:
         return self._masks[dtype]
 
     def parts(self, n_entries: int) -> Iterator[tuple[slice, slice, SparsePattern]]:
-        """Consecutive rows with about ``n_entries`` entries: the rows, their entries, and a pattern of their own."""
+        """Split into runs of rows with about ``n_entries`` entries.
+
+        Each comes as its rows, their entries, and a pattern of its own.
+        """
         if self.n_entries <= n_entries:
             yield slice(0, self.n_rows), slice(0, self.n_entries), self
             return
@@ -169,7 +172,7 @@ def scalar_products(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tens
 
 
 def _stack(pattern: SparsePattern, n_heads: int) -> None:
-    """What a compiled step keeps must be made outside of the functions below."""
+    """Make the stacked pattern in advance: a compiled step cannot keep it from functions below."""
     if torch.compiler.is_compiling():
         pattern.stacked(n_heads)
 
@@ -193,7 +196,10 @@ def of_columns(pattern: SparsePattern, columns: Tensor) -> Tensor:
 
 
 class _SumOfEntries(torch.autograd.Function):
-    """The sum of the entries of every row or column. This and :class:`_ToEntries` are each other's derivative."""
+    """Sum of the entries of every row or column.
+
+    This and :class:`_ToEntries` are each other's derivative.
+    """
 
     @staticmethod
     def forward(ctx: Any, pattern: SparsePattern, entries: Tensor, by_column: bool) -> Tensor:
@@ -263,12 +269,15 @@ class _ScalarProducts(torch.autograd.Function):
 
 
 def _weighted_sum_of_rows(pattern: SparsePattern, weights: Tensor, rows: Tensor) -> Tensor:
-    """Σ_e w_e x_row(e) over the entries e of every column: (n_heads, n_rows, c) → (n_heads, n_columns, c)."""
+    """Σ_e w_e x_row(e) over the entries e of every column.
+
+    (n_heads, n_rows, c) → (n_heads, n_columns, c).
+    """
     return weighted_sum(pattern.transposed[0], _Transposed.apply(pattern, weights), rows)
 
 
 class _Transposed(torch.autograd.Function):
-    """Weights in the order of the transposed pattern, whose transposed is the pattern again."""
+    """Weights in the order of the transposed pattern, whose transpose is the pattern again."""
 
     @staticmethod
     def forward(ctx: Any, pattern: SparsePattern, weights: Tensor) -> Tensor:
@@ -281,7 +290,7 @@ class _Transposed(torch.autograd.Function):
 
 
 def _by_heads(product: Any, pattern: SparsePattern, *of_heads: Tensor) -> Tensor:
-    """A product with the rows of all heads one after another, or of as many as memory is taken for."""
+    """Compute a product for all heads stacked, or for as many at a time as memory allows."""
     n_heads, step = len(of_heads[0]), max(1, _ENTRIES_STACKED // max(1, pattern.n_entries))
     if torch.compiler.is_compiling():
         step = n_heads
@@ -294,7 +303,7 @@ def _by_heads(product: Any, pattern: SparsePattern, *of_heads: Tensor) -> Tensor
 
 
 def _sum_rows(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor:
-    """An embedding bag computes this product on every device, without a row for every entry."""
+    """Sum weighted rows by an embedding bag, on every device without a row for every entry."""
     return functional.embedding_bag(
         pattern.columns,
         values.contiguous(),
@@ -307,7 +316,7 @@ def _sum_rows(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Tensor
 
 def _sample(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
-        # One kernel is made of it, in which no row is held.
+        # It is fused into one kernel, which holds no rows.
         return (left.index_select(0, pattern.rows) * right.index_select(0, pattern.columns)).sum(dim=-1)
     # MKL's kernel refuses more entries than a full matrix has, which images in a small cell can make.
     fits = pattern.n_entries <= pattern.n_rows * pattern.n_columns
@@ -323,7 +332,7 @@ def _sample(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
 _MKL_DTYPES = (torch.float32, torch.float64)
 
 _ENTRIES_AT_ONCE = 1 << 20
-"""Entries whose rows are held at once where MKL does not serve. It bounds memory and changes no result."""
+"""Entries whose rows are held at once where MKL is not used. It bounds memory and changes no result."""
 
 _ENTRIES_STACKED = 1 << 23
-"""Entries of as many heads as are one pattern."""
+"""Most entries of the heads that are stacked in one pattern."""

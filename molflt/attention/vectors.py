@@ -1,4 +1,4 @@
-"""The stream of vectors: what every atom carries through all layers beside its scalars (DESIGN §3).
+"""Equivariant vector and tensor features of each atom (DESIGN §3).
 
     T_i = (V_i, S_i)                                      C vectors and C traceless symmetric tensors, (9, C)
     T_i += W_s M_i                                        first and second moment of the neighbours
@@ -6,9 +6,9 @@
     x_i += W [g(x_i) ∘ (V̄·V', S̄:S', V̄·S̄V')]              V' = W_m V̄, S' = W_m S̄: mixtures of the channels
     T_i += W_p [g(x_i) ∘ (S̄V', V̄ ⊗ V')]
 
-Weights act on channels and gates g multiply whole vectors, so that everything turns with the structure, and what
-reaches the scalars are scalar products. U rides on the attention as 9 C more values. The far field carries the first
-channels of every head, by each of its methods, and so an atom feels how a distant group is turned. T̄ is T over
+Weights act on channels and gates g multiply whole vectors, so that everything rotates with the structure, and only
+scalar products reach the scalars. The attention carries U as 9 C more values. The far field carries the first
+channels of every head, by each of its methods, so that an atom feels the orientation of a distant group. T̄ is T over
 √(1 + its mean square over channels). Vectors with gates and scalar products are PaiNN's (Schütt et al. 2021, arXiv
 2102.03150), carried by attention TorchMD-NET's (Thölke and De Fabritiis 2022, arXiv 2202.02541); tensors are as in
 TensorNet (Simeon and De Fabritiis 2023, arXiv 2306.06482).
@@ -24,26 +24,26 @@ from torch import Tensor, nn
 from molflt.attention.smooth import shortened
 
 COMPONENTS = 9
-"""Of a vector, three, and a tensor, six: its diagonal, then √2 times xz, yx, zy (``second_power``)."""
+"""Components of a vector, three, and a tensor, six: its diagonal, then √2 times xz, yx, zy (``second_power``)."""
 
 
 class VectorStream(nn.Module):
-    """What one layer makes of vectors and tensors.
+    """Update of the vectors and tensors in one layer.
 
     Args:
         dim: width of the scalars.
         n_heads: of the attention; must divide ``n_channels``.
         n_moments: channels of the moments of the neighbours.
         n_channels: C.
-        far_channels: how many of them the far field carries, of every head.
+        far_channels: number of them that the far field carries, of every head.
 
     Attributes:
         orders: (9, 2), which components are a vector's, which a tensor's.
-        groups: (3, 3), which threes of components are of one order.
+        groups: (3, 3), which triples of components are of one order.
         traces: (9, 10), from moments to the trace of the second at each of its diagonal components.
         left, right: (n_terms, 9), the components that are multiplied.
-        sums: (3, 11, n_terms), from their products to S V', V ⊗ V' symmetric, V·V' and S:S': what counts as it is,
-            divided by √2, and a third of the trace of V ⊗ V'. As all of it are whole numbers, it has no precision.
+        sums: (3, 11, n_terms), from their products to S V', V ⊗ V' symmetric, V·V' and S:S': terms that count once,
+            those divided by √2, and a third of the trace of V ⊗ V'. All are whole numbers, exact in any precision.
     """
 
     def __init__(self, dim: int, n_heads: int, n_moments: int, n_channels: int, far_channels: int) -> None:
@@ -74,31 +74,34 @@ class VectorStream(nn.Module):
 
     def take(self, moments: Tensor) -> Tensor:
         """(n_atoms, 10, n_moments), see :class:`LocalMoments` → (n_atoms, 9, C)."""
-        # Without the trace, a scalar of which sums over many atoms would consist.
+        # Without the trace, a scalar which would dominate sums over many atoms.
         traces = self.traces.expand(len(moments), -1, -1)
         return self.source(torch.baddbmm(moments[:, 1:], traces, moments, alpha=-1 / 3))
 
     def values(self, gates: Tensor, tensors: Tensor) -> Tensor:
-        """What the attention is to carry, (n_atoms, n_heads, 9 C / n_heads).
+        """Return the values for the attention to carry, (n_atoms, n_heads, 9 C / n_heads).
 
         Args:
             gates: (n_atoms, 2 C), of ``sender_gate``.
             tensors: (n_atoms, 9, C).
         """
         values = self.value(self.gated(1 + gates, self.bounded(tensors)))
-        # A head's channels one after another, for the far field carries the first of them.
+        # A head's channels are contiguous, since the far field carries the first of them.
         return values.unflatten(2, [self.n_heads, -1]).permute(0, 2, 3, 1).flatten(2)
 
     def gather(self, carried: Tensor) -> Tensor:
-        """What the attention has made of them, of the same shape → (n_atoms, 9, C)."""
+        """Map the attention's sums, of the shape of :meth:`values`, to (n_atoms, 9, C)."""
         return self.gathered(carried.reshape(carried.shape[0], self.n_channels, -1).transpose(1, 2))
 
     def products(self, gates: Tensor, tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """(n_atoms, 5 C) of ``gate``, (n_atoms, 9, C) → what products of the latter add to scalars and to them."""
+        """Return the updates of scalars and tensors by products of the tensors.
+
+        ``gates``: (n_atoms, 5 C), of ``gate``; ``tensors``: (n_atoms, 9, C).
+        """
         one = self.bounded(tensors)
         terms = _times(self.left, one) * _times(self.right, self.mix(one))
         sums = torch.add(torch.add(self.sums[0], self.sums[1], alpha=math.sqrt(0.5)), self.sums[2], alpha=-1 / 3)
-        # S V' and V ⊗ V', symmetric and traceless; V·V' and S:S', to which V·S V' comes.
+        # S V' and V ⊗ V', symmetric and traceless; V·V' and S:S', to which V·S V' is added as a third.
         equivariant, invariants = _times(sums, terms).split([len(self.orders), 2], dim=1)
         invariants = torch.cat([invariants, _times(self.orders.t()[:1], one * equivariant)], dim=1)
         of_scalars, of_tensors = (1 + gates).split([3 * self.n_channels, 2 * self.n_channels], 1)
@@ -115,21 +118,21 @@ class VectorStream(nn.Module):
 
 
 class PerOrder(nn.Module):
-    """One mixture of channels for vectors, another for tensors."""
+    """Separate mixtures of channels for vectors and for tensors."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
         self.first = nn.Linear(n_in, n_out, bias=False)
         self.second = nn.Linear(n_in, n_out, bias=False)
         for linear in (self.first, self.second):
-            # Of unit gain: with less, products of what came through several mixtures are too faint to learn from.
+            # Unit gain: with less, products of features that passed several mixtures are too small to learn from.
             nn.init.normal_(linear.weight, std=n_in**-0.5)
         self.orders: Tensor
         self.register_buffer("orders", _orders()[..., None], persistent=False)
 
     def forward(self, tensors: Tensor) -> Tensor:
         """(n, 9, n_in) → (n, 9, n_out)."""
-        # Both mixtures of everything, of which one is taken.
+        # Both mixtures of all components, of which one is selected.
         mixed = tensors @ torch.cat([self.first.weight, self.second.weight]).transpose(0, 1)
         return (mixed.unflatten(2, [2, -1]) * self.orders).sum(dim=2)
 
@@ -151,7 +154,7 @@ def _terms() -> tuple[Tensor, Tensor, Tensor]:
         terms.setdefault((left, right), torch.zeros(3, COMPONENTS + 2))[kind, row] += 1
 
     for i in range(3):
-        # What is off the diagonal couples every component with the one before it, in a circle.
+        # Off-diagonal elements couple every component with the one before it, cyclically.
         before, after = (i - 1) % 3, (i + 1) % 3
         add(3 + i, i, i)
         add(6 + i, before, i, 1)

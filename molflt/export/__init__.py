@@ -1,1 +1,1 @@
-"""Models for programs that know nothing of molflt."""
+"""Models for programs that do not use molflt."""

@@ -1,4 +1,4 @@
-"""A model as a TorchScript file, which PyTorch alone runs, in Python and in C++."""
+"""Export of a model to a TorchScript file, which PyTorch alone runs, in Python and C++."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from molflt.model.model_file import LoadedModel
 from molflt.vocabulary import DIFFERENTIABLE
 
 DESCRIPTION = "molflt.json"
-"""The file inside of the archive that says what the model is."""
+"""The file inside the archive that describes the model."""
 
 
 def description(members: Sequence[LoadedModel]) -> dict[str, object]:
-    """What a program that uses the exported model has to know."""
+    """Return the metadata that a program needs to use the exported model."""
     metadata = members[0].metadata
     return {
         "molflt": __version__,
@@ -43,7 +43,7 @@ def export(members: Sequence[LoadedModel], path: str | os.PathLike[str], dtype: 
     """Write a model as a TorchScript file.
 
     Args:
-        members: one model, or those of an ensemble, whose mean is exported; they are left as they are.
+        members: one model, or those of an ensemble, whose mean is exported; they are not changed.
         path: of the file.
         dtype: of the weights; None: as trained.
 

@@ -17,7 +17,7 @@ from molflt.attention.smooth import GAUSSIAN_END
 
 
 class FarField(nn.Module):
-    """The members of f on all pairs, or their lattice sum as features of positions."""
+    """The basis of f on all pairs, or its lattice sum as features of positions."""
 
     def __init__(self, positions: FourierPositions, tolerance: float) -> None:
         super().__init__()
@@ -45,7 +45,10 @@ class FarField(nn.Module):
         return self.amplitudes.to(dtype)[:, None, None] * damped * self.sinc(turns * squared)
 
     def sinc(self, squared: Tensor) -> Tensor:
-        """sin(z)/z of z²: near zero, where its derivative as a quotient loses all digits, by its series."""
+        """sin(z)/z of z², near zero by its series.
+
+        As a quotient its derivative would lose all digits there.
+        """
         small = squared < 2.0
         x = torch.where(small, squared, torch.zeros_like(squared))
         series = torch.ones_like(x)
@@ -55,7 +58,7 @@ class FarField(nn.Module):
         return torch.where(small, series, torch.sin(z) / z)
 
     def waves(self, positions: Tensor, cell: Tensor, pbc: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(n, 2K) plane waves at the atoms, and (2K, n_basis) the weight of each for every member."""
+        """(n, 2K) plane waves at the atoms, and their weights (2K, n_basis) in the basis of f."""
         box = self.padded_cell(positions, cell, pbc)
         longest = self.taper * float(self.cutoffs.max())
         reach = torch.floor(longest * box.detach().square().sum(dim=1).sqrt() + 1e-9).to(torch.int64)
@@ -83,7 +86,7 @@ class FarField(nn.Module):
         return torch.cat([phase.cos(), phase.sin()], dim=1), torch.cat([weights, weights])
 
     def spectra(self, length: Tensor) -> Tensor:
-        """(K, n_basis) Å³: the transform of every member, see GaussianBasis.spectra."""
+        """(K, n_basis) Å³: the transforms of the basis, see GaussianBasis.spectra."""
         variance = self.widths**2
         volume = self.amplitudes * (2 * math.pi * variance) ** 1.5
         k = 2 * math.pi * length[:, None]
@@ -94,7 +97,10 @@ class FarField(nn.Module):
         return volume * torch.exp(-0.5 * variance * (k - self.kappa) ** 2) * mean
 
     def padded_cell(self, positions: Tensor, cell: Tensor, pbc: Tensor) -> Tensor:
-        """(3, 3) Å: periodic vectors, then others at right angles, so long that their images do not matter."""
+        """(3, 3) Å: the cell with orthogonal artificial vectors where it is not periodic.
+
+        They are so long that their images do not matter.
+        """
         periodic = cell[pbc]
         if periodic.shape[0] == 3:
             return cell

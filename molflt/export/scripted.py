@@ -1,7 +1,7 @@
-"""The energy of one structure in the operations that TorchScript has: what an exported model computes.
+"""Energy of one structure in the operations that TorchScript has, for exported models.
 
-It is the model of :mod:`molflt.model.energy_model` once more, for one structure, with the neighbour list contracted
-edge by edge, and the far field of :mod:`molflt.export.far_field`.
+It repeats the model of :mod:`molflt.model.energy_model` for one structure, with the neighbour list contracted edge by
+edge, and the far field of :mod:`molflt.export.far_field`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER, TAG_ADSORBATE
 
 
 def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
-    """Refuse a model whose far field or feature map is not written down here.
-
-    Raises:
-        InputError: it says what can be exported.
-    """
+    """Raise InputError for a model whose far field or feature map is not implemented here."""
     config, kernels = model.config.attention, [m for m in model.modules() if isinstance(m, RandomFeatureKernel)]
     own = isinstance(config, FourierConfig | LocalConfig) and all(kernel.component is positive for kernel in kernels)
     if not own:
@@ -78,7 +74,7 @@ class _Radial(nn.Module):
 class _Layer(nn.Module):
     """One layer of the encoder, see :class:`molflt.attention.layer.FourierAttention`."""
 
-    # TorchScript leaves out the branches of what a model does not have.
+    # TorchScript omits the branches of parts that a model lacks.
     __constants__ = ("gated", "has_far", "has_moments", "kernelised")
 
     def __init__(self, layer: EncoderLayer) -> None:
@@ -94,7 +90,7 @@ class _Layer(nn.Module):
         self.register_buffer("root_temperature", attention.query_key.temperature.detach().sqrt())
         self.register_buffer("rpe_weights", attention.rpe_weights.detach())
         self.n_heads, self.stream = attention.n_heads, attention.stream
-        # Of every head, the far field carries the first channels: of vectors, which come first, then of scalars.
+        # The far field carries the first channels of every head: of vectors, which come first, and of scalars.
         self.far_vectors = 0 if attention.stream is None else COMPONENTS * attention.stream.far_channels
         self.carried = self.far_vectors + attention.far_channels
         self.has_far = len(attention.rpe_weights) > 0
@@ -148,7 +144,7 @@ class _Layer(nn.Module):
         return sums.index_add(0, i, powers[:, :, None] * terms[:, None, :])
 
     def read_moments(self, sums: Tensor) -> Tensor:
-        """What the layer makes of them, (n, dim)."""
+        """Map moments and their products to features, (n, dim)."""
         zeroth, first, second = sums[:, 0], sums[:, 1:4], sums[:, 4:]
         products = [(first * self.mix_first(first)).sum(dim=1), (second * self.mix_second(second)).sum(dim=1)]
         return self.moment_output(torch.cat([zeroth, products[0], products[1]], dim=1))
@@ -204,11 +200,7 @@ class _Layer(nn.Module):
 
 
 class ScriptedEnergy(nn.Module):
-    """The energy of one structure, atom by atom, by a model whose weights are shared.
-
-    Raises:
-        InputError: the model cannot be exported.
-    """
+    """The energy of one structure, atom by atom, by a model whose weights are shared."""
 
     __constants__ = ("has_far",)
 
@@ -249,7 +241,7 @@ class ScriptedEnergy(nn.Module):
         edge_index: Tensor,
         cell_offsets: Tensor,
     ) -> Tensor:
-        """(n_atoms,) eV, float64: each atom's term of the energy, without the mean. See :class:`ScriptedMean`."""
+        """(n_atoms,) eV, float64: terms of the energy without mean. See :class:`ScriptedMean`."""
         dtype, n, z = self.factor.dtype, positions.shape[0], atomic_numbers.to(torch.int64)
         positions, cell = positions.to(torch.float64), cell.to(torch.float64)
         positions = positions - positions.mean(dim=0)
@@ -309,7 +301,7 @@ class ScriptedMean(nn.Module):
         edge_index: Tensor,
         cell_offsets: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Energy and its derivatives.
+        """Return the energy and its derivatives.
 
         Args:
             positions: (n_atoms, 3) Å, float64.
@@ -328,7 +320,7 @@ class ScriptedMean(nn.Module):
         energies: list[Tensor] = []
         forces: list[Tensor] = []
         virials: list[Tensor] = []
-        # Each member by itself, so that one graph at a time is held.
+        # Members are differentiated one by one, so that only one graph is held at a time.
         for member in self.members:
             at = positions.detach().to(torch.float64).requires_grad_(True)
             strain = torch.zeros((3, 3), dtype=torch.float64, device=at.device).requires_grad_(True)

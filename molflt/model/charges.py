@@ -1,6 +1,6 @@
-"""Latent charges: what atoms carry so that they feel each other by 1/r, learnt from energies without labels.
+"""Latent charges, by which atoms interact as 1/r, learnt from energies without labels.
 
-The idea is that of latent Ewald summation (Cheng, arXiv 2408.15165): charges are whatever makes the energies right.
+This is the idea of latent Ewald summation (Cheng, arXiv 2408.15165): charges are whatever reproduces the energies.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from molflt.attention.geometry import Geometry
 
 
 class ChargeHead(nn.Module):
-    """q_i = q̃_i − (Σ q̃ − Q)/n for every channel, where q̃_i = √(s · 1 Å/k_e) · MLP(h_i) and s the energies' scale.
+    """Latent charges q_i = q̃_i − (Σ q̃ − Q)/n for every channel.
 
-    With that factor a product of outputs of one, 1 Å apart, is one standardised energy. The first channel of a
-    structure adds up to its charge Q, all others to zero.
+    Here q̃_i = √(s · 1 Å/k_e) · MLP(h_i), where s is the energies' scale. With that factor two outputs of one, 1 Å
+    apart, interact by one unit of standardised energy. The first channel of a structure adds up to its charge Q, all
+    others to zero.
     """
 
     def __init__(self, dim: int, n_channels: int) -> None:
@@ -25,7 +26,7 @@ class ChargeHead(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, n_channels))
 
     def forward(self, x: Tensor, geometry: Geometry, scale: Tensor, total: Tensor) -> Tensor:
-        """The charges of all atoms.
+        """Return the charges of all atoms.
 
         Args:
             x: (n_atoms, dim), from the encoder.
@@ -43,10 +44,11 @@ class ChargeHead(nn.Module):
 
 
 def charge_energies(geometry: Geometry, charges: Tensor, cutoff: float) -> Tensor:
-    """½ q_i φ_i summed over channels, (n_atoms,) eV, float64: see :mod:`molflt.attention.far.coulomb`.
+    """½ q_i φ_i summed over channels, (n_atoms,) eV, float64.
 
-    What near neighbours have of each other is left to the network, which knows them: the same few bonds in all
-    structures would outweigh, in the gradient of a charge, all that distinguishes one structure from another.
+    See :mod:`molflt.attention.far.coulomb`. The interaction of near neighbours is left to the network, which sees
+    them: in the gradient of a charge, the same few bonds in all structures would outweigh the differences between
+    structures.
     """
     field = potentials(geometry, charges) - potentials_of_neighbours(geometry, charges, cutoff)
     return 0.5 * (charges * field).sum(dim=1)

@@ -1,4 +1,4 @@
-"""The model as one compiled step: kernels fused by ``torch.compile``, for training on energies and for inference."""
+"""The model as one step fused by ``torch.compile``, for training on energies and inference."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def can_compile() -> bool:
 
 
 def is_wanted(choice: Compile, device: torch.device) -> bool:
-    """Decide for work that is long enough to be worth the half minute.
+    """Return whether to compile for work long enough to be worth the half minute.
 
     Raises:
-        InputError: it is asked for, and there is no C compiler.
+        InputError: compilation is requested, and there is no C compiler.
     """
     if choice == "on" and not can_compile():
         raise InputError("compile=on: torch.compile needs a C compiler, and there is none; install gcc, or set off")
@@ -31,7 +31,10 @@ def is_wanted(choice: Compile, device: torch.device) -> bool:
 
 
 def compile_model(model: EnergyModel, say: Callable[[str], None]) -> None:
-    """Compute by a compiled step from now on; batches of every size share it, but for structures on a mesh."""
+    """Make a model compute by a compiled step from now on.
+
+    Batches of every size share it, except those with structures on a mesh.
+    """
     say("compiling the model: the first step takes half a minute or more")
     # Sizes that happen to be equal in the first batch need not be so in the next.
     torch.fx.experimental._config.use_duck_shape = False

@@ -62,15 +62,15 @@ class ModelConfig(BaseModel):
 
     @property
     def takes_ions(self) -> bool:
-        """Whether the total charge of a structure has a place in the model."""
+        """True if the model uses the total charge of a structure."""
         return self.charges > 0
 
     @property
     def neighbour_cutoff(self) -> float:
-        """Å up to which structures need a neighbour list."""
+        """Cutoff of the neighbour list that structures need, Å."""
         return self.attention.neighbour_cutoff(self.cutoff)
 
     @property
     def all_pairs_if_isolated(self) -> bool:
-        """Whether isolated structures need all pairs in their neighbour list, whatever the distance."""
+        """True if isolated structures need all pairs in their neighbour list, at any distance."""
         return self.attention.all_pairs_if_isolated

@@ -16,14 +16,14 @@ from molflt.model.energy_model import EnergyModel, ModelOutput
 
 @dataclass
 class Derivatives:
-    """What the model says of a batch, with derivatives.
+    """Output of the model for a batch, with derivatives.
 
     Attributes:
         output: energies and the rest.
         forces: (n_atoms, 3) eV/Å, float64: F_i = −∂E/∂r_i.
         stress: (n_structures, 3, 3) eV/Å³, float64: σ = (1/V) ∂E/∂ε for the homogeneous strain
             r → r(1 + ε), cell → cell(1 + ε), symmetric, positive under tension as in ASE. Zero where nothing is
-            periodic. None when it was not asked for.
+            periodic. None if it was not requested.
     """
 
     output: ModelOutput
@@ -32,11 +32,11 @@ class Derivatives:
 
 
 def derivatives(model: EnergyModel, batch: Any, stress: bool = False, create_graph: bool = False) -> Derivatives:
-    """Energies, forces and perhaps stress of a batch with a neighbour list.
+    """Return energies, forces and optionally stress of a batch with a neighbour list.
 
     Args:
         model: on the device of the batch.
-        batch: see :meth:`EnergyModel.forward`; it is left as it is.
+        batch: see :meth:`EnergyModel.forward`; it is not changed.
         stress: whether to differentiate with respect to strain as well.
         create_graph: whether a loss on the derivatives is to be differentiated in turn.
     """
@@ -57,7 +57,7 @@ def derivatives(model: EnergyModel, batch: Any, stress: bool = False, create_gra
         gradients = torch.autograd.grad(output.energy.sum(), wanted, create_graph=create_graph)
     if not stress:
         return Derivatives(output, -gradients[0], None)
-    # A cell may be left on a structure that is not periodic; it has no stress.
+    # A structure that is not periodic may still have a cell, but it has no stress.
     volume = torch.linalg.det(batch.cell).abs()
     periodic = batch.pbc.any(dim=1) & (volume > 0)
     per_volume = torch.where(periodic, 1 / torch.where(periodic, volume, 1.0), 0.0)

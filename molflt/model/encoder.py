@@ -16,12 +16,15 @@ from molflt.attention.vectors import COMPONENTS
 
 
 def full_precision(device: torch.device) -> torch.autocast:
-    """A context without autocast: exponentials of attention and sums over atoms keep the dtype of the weights."""
+    """Return a context without autocast.
+
+    Exponentials of attention and sums over atoms keep the dtype of the weights.
+    """
     return torch.autocast(device.type, enabled=False)
 
 
 def normalised(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """``norm(x)``, with a second derivative in half of the steps that PyTorch's takes."""
+    """``norm(x)``, with a second derivative in half the steps of PyTorch's."""
     found: Tensor = _Normalised.apply(x, norm.weight, norm.bias, norm.eps)
     return found
 
@@ -39,9 +42,9 @@ class _Normalised(torch.autograd.Function):
 
 
 class _SlopeNormalised(torch.autograd.Function):
-    """The derivatives by x, weight and bias, of which only the first can be differentiated again.
+    """Derivatives with respect to x, weight and bias; only the first is differentiable again.
 
-    It is P(g ∘ weight)/σ with P(u) = u − mean(u) − s mean(u ∘ s), s = (x − µ)/σ.
+    The first is P(g ∘ weight)/σ with P(u) = u − mean(u) − s mean(u ∘ s), s = (x − µ)/σ.
     """
 
     @staticmethod
@@ -80,7 +83,10 @@ def _layer_norm_backward(
 
 
 class EncoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x)). Autocast reaches the feed-forward block only."""
+    """x + attention(norm(x)), then x + feed-forward(norm(x)).
+
+    Autocast reaches the feed-forward block only.
+    """
 
     def __init__(self, attention: AttentionLayer[Any, Any], dim: int, ffn_dim: int, dropout: float) -> None:
         super().__init__()
@@ -117,7 +123,7 @@ class Encoder(nn.Module):
     This is the iterative refinement of FLT, appendix B.3, where there are 4 recycles.
 
     Attributes:
-        checkpoint_recycles: a backward pass computes each recycle again instead of keeping what is inside it: the
+        checkpoint_recycles: recompute each recycle in the backward pass instead of keeping its intermediates: the
             memory of one recycle, for a third more time.
     """
 
@@ -132,7 +138,10 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, x: Tensor, geometry: Geometry, context: Context) -> Tensor:
-        """(n_atoms, dim) → (n_atoms, dim). ``geometry`` and ``context`` serve every layer and recycle."""
+        """(n_atoms, dim) → (n_atoms, dim).
+
+        ``geometry`` and ``context`` serve every layer and recycle.
+        """
         layers = [layer for layer in self.layers if isinstance(layer, EncoderLayer)]
         vectors = x.new_zeros(len(x), COMPONENTS, self.vector_channels) if self.vector_channels else None
         if self.n_recycles == 1:

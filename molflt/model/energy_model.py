@@ -1,4 +1,4 @@
-"""The energy model: atoms become vectors, the encoder mixes them, and heads read energies off (DESIGN §4)."""
+"""The energy model: an embedding of atoms, the encoder, and heads for energies (DESIGN §4)."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ class AtomEmbedding(nn.Module):
 
 
 class EnergyHead(nn.Module):
-    """MLP(h_i, q_i) · factor[tag_i]: each atom's share of the standardised energy (3D-Graphormer, arXiv 2203.04810).
+    """Each atom's share of the standardised energy, MLP(h_i, q_i) · factor[tag_i].
 
-    By its charges q_i an ion differs from what is neutral where no other ion is near.
+    See 3D-Graphormer, arXiv 2203.04810. The charges q_i distinguish an ion from a neutral atom where no other ion is
+    near.
     """
 
     def __init__(self, dim: int, n_charges: int) -> None:
@@ -74,10 +75,10 @@ class EnergyHead(nn.Module):
 
 
 def contact(tags: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> Tensor:
-    """How much each atom has to do with the adsorbate: 1 for its atoms, and smoothly 0 at the cutoff from them.
+    """Weight of each atom: 1 in the adsorbate, falling smoothly to 0 at the cutoff from it.
 
-    What a surface is made of far from the adsorbate is no part of an adsorption energy: with these weights the sum
-    over atoms does not grow with the slab. Where there is no adsorbate, all atoms count.
+    The composition of a surface far from the adsorbate is no part of an adsorption energy: with these weights the sum
+    over atoms does not grow with the slab. Without an adsorbate, all atoms count.
 
     Returns:
         (n_atoms,) from 0 to 1: of an atom of the surface 1 − exp(−2 Σ_j env(d_ij)), j in the adsorbate.
@@ -91,10 +92,10 @@ def contact(tags: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> T
 
 
 class DisplacementHead(nn.Module):
-    """How far each atom moves when the structure relaxes: Σ_j w_ij Δ̂_ij over its neighbours, which turns with it.
+    """Displacement of each atom on relaxation, Σ_j w_ij Δ̂_ij over its neighbours.
 
-    The weight w_ij is a sum of ``n_heads`` scalar products of the two atoms, each times a function of their distance.
-    The head is a training signal only.
+    It rotates with the structure. The weight w_ij is a sum of ``n_heads`` scalar products of the two atoms, each
+    times a function of their distance. The head is a training signal only.
     """
 
     def __init__(self, dim: int, n_heads: int, n_rbf: int) -> None:
@@ -119,14 +120,14 @@ class DisplacementHead(nn.Module):
 
 @dataclass
 class ModelOutput:
-    """What the model says of a batch.
+    """Output of the model for a batch.
 
     Attributes:
         energy: (n_structures,) eV, float64.
-        atomic_energies: (n_atoms,) eV, float64: each atom's term of the sum, its reference energy and half of what
-            its charges have of the others included. A mean per structure belongs to no atom and is left out.
+        atomic_energies: (n_atoms,) eV, float64: each atom's term of the sum, including its E0 and half of the
+            interaction of its charges with the others. A mean per structure belongs to no atom and is left out.
         displacement: (n_atoms, 3) Å, predicted relaxed minus given position; None without the auxiliary head.
-        embeddings: (n_atoms, dim), what the encoder makes of each atom.
+        embeddings: (n_atoms, dim), the encoder's output for each atom.
         layout: of the batch.
         charges: (n_atoms, n_channels) e, float64, latent; None without them.
     """
@@ -140,7 +141,10 @@ class ModelOutput:
 
     @property
     def contractions(self) -> list[str]:
-        """The way in which each structure's far field was summed (``attention/far/ways.py``); empty without one."""
+        """Return the way of each structure's far field; empty without one.
+
+        See ``attention/far/ways.py``.
+        """
         far = self.layout.far
         ways = {} if far is None else {b: str(group.way) for group in far.groups for b in group.structures}
         return [ways[b] for b in sorted(ways)]
@@ -148,10 +152,10 @@ class ModelOutput:
 
 @dataclass
 class Inputs:
-    """What the model looks at in a batch, see ``molflt.vocabulary``.
+    """Inputs of the model from a batch, see ``molflt.vocabulary``.
 
     Attributes:
-        charge: (n_structures,) e; None where it is not asked for.
+        charge: (n_structures,) e; None if the model does not use it.
         layout: of the batch.
     """
 
@@ -165,7 +169,9 @@ class Inputs:
 
 
 class EnergyModel(nn.Module):
-    """Energy of a structure, invariant to rotation, translation, reflection, atom order and periodic image.
+    """Energy of a structure.
+
+    It is invariant to rotation, translation, reflection, atom order and periodic image.
 
     Args:
         config: sizes and attention.
@@ -202,11 +208,13 @@ class EnergyModel(nn.Module):
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )
         self.standardiser = Standardiser()
-        # Of model and inputs: what takes the place of :meth:`evaluate`.
+        # Takes the place of :meth:`evaluate`, as a function of model and inputs.
         self.compiled: Callable[[EnergyModel, Inputs], ModelOutput] | None = None
 
     def forward(self, batch: Any, n_max: int | None = None) -> ModelOutput:
-        """Energies of a ``torch_geometric`` batch with a neighbour list (see ``molflt.vocabulary``).
+        """Return energies of a ``torch_geometric`` batch with a neighbour list.
+
+        See ``molflt.vocabulary``.
 
         Args:
             batch: a collated batch whose neighbour list reaches ``config.neighbour_cutoff``.
@@ -224,7 +232,7 @@ class EnergyModel(nn.Module):
         return self.compiled(self, inputs)
 
     def evaluate(self, batch: Inputs) -> ModelOutput:
-        """What :meth:`forward` gives; it can be compiled."""
+        """Compute the output of :meth:`forward`; can be compiled."""
         with full_precision(self.device):
             geometry = geometry_of_batch(batch, batch.layout, self.dtype)
             neighbourhood = local_neighbourhood(geometry, self.radial, self.config.cutoff)
@@ -253,11 +261,11 @@ class EnergyModel(nn.Module):
         return ModelOutput(energy, atomic, displacement, x, batch.layout, charges)
 
     def geometry(self, batch: Any, n_max: int | None = None) -> Geometry:
-        """The geometry of a batch, in the precision of the weights; arguments as of :meth:`forward`."""
+        """Return the geometry of a batch in the weights' precision; see :meth:`forward`."""
         return geometry_of_batch(batch, self.layout(batch, n_max), self.dtype)
 
     def layout(self, batch: Any, n_max: int | None = None) -> Layout:
-        """The layout that the batch brings, or one that is made for it.
+        """Return the layout that comes with the batch, or make one.
 
         Raises:
             ValueError: the layout was made for another kind of model.
@@ -265,7 +273,7 @@ class EnergyModel(nn.Module):
         given: Layout | None = getattr(batch, "layout", None) if n_max is None else None
         if given is None:
             return self.plan()(batch, n_max).to(batch.positions.device)
-        # Widths are not looked at, for that would wait for a device: a plan has a margin.
+        # Widths are not compared, since that would wait for a device: a plan has a margin.
         has_far, plan = self.positions.n_weights > 0, given.plan
         mine = (self.config.cutoff, self.positions.wide, has_far, self.config.charges > 0)
         if mine != (plan.cutoff, plan.wide, plan.far is not None, plan.charges is not None):
@@ -273,7 +281,7 @@ class EnergyModel(nn.Module):
         return given
 
     def plan(self) -> Plan:
-        """What batches have to be laid out by at the present weights, see :class:`StructureCollater`.
+        """Return the plan of layouts at the present weights, see :class:`StructureCollater`.
 
         On a GPU it waits for the widths of the far field.
         """
@@ -300,15 +308,15 @@ class EnergyModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.energy_head.factor.device
 
 
 def set_frequencies(model: EnergyModel, frequencies: MethodName) -> None:
-    """Evaluate the far field of a trained model by another numerical method, and record it in its configuration.
+    """Evaluate a trained model's far field by another numerical method, and record it.
 
     Args:
-        model: changed in place.
+        model: changed in place, including its configuration.
         frequencies: one of the methods that compute the RPE function f itself, to the model's tolerance.
 
     Raises:

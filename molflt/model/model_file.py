@@ -1,7 +1,7 @@
-"""One file per model or ensemble: safetensors weights with JSON metadata. Loading never unpickles and runs no code.
+"""One file per model or ensemble: safetensors weights with JSON metadata.
 
-Of an ensemble, the first member stands in the file as a single model does; the k-th of the others has its metadata
-under ``molflt-k`` and its tensors under ``k/NAME``.
+Loading never unpickles and runs no code. The first member of an ensemble is stored as a single model is; the k-th of
+the others has its metadata under ``molflt-k`` and its tensors under ``k/NAME``.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ SCHEMA_VERSION = 10
 OLDEST_SCHEMA = 10
 METADATA_KEY = "molflt"
 MOST_MEMBERS = 32
-"""In one file."""
+"""Most members in one file."""
 _MOST_METADATA = 1 << 20
-"""Characters; some thousand are usual, and as Python objects they take a hundred times their size."""
+"""Most characters; a few thousand are usual, and as Python objects they take a hundred times their size."""
 _DRAWN_ANYWAY = 1 << 20
-"""Random numbers that a model may draw however small its file is; some laws take two hundred bytes for each."""
+"""Random numbers that a model may draw however small its file; some distributions take two hundred bytes for each."""
 _REMEDY = "the file was altered or is damaged: copy it again or train again"
 
 
 class TrainingData(BaseModel):
-    """Where a model's knowledge comes from."""
+    """Provenance of a model: the data that it was trained on."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,7 +53,7 @@ class TrainingData(BaseModel):
 
 
 class Origin(BaseModel):
-    """The model that a fine-tuned one started from, and what it took over."""
+    """The model that a fine-tuned one started from, and the parts taken from it."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -68,7 +68,7 @@ class Origin(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """What a model file says of itself."""
+    """Metadata of a model in its file."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -94,19 +94,19 @@ class ModelMetadata(BaseModel):
 
     @property
     def label_spec(self) -> LabelSpec:
-        """Where the label is looked for, unless told otherwise: as in training."""
+        """Default source of the label: that of training."""
         return self.labels or LabelSpec(target=self.target)
 
 
 @dataclass
 class LoadedModel:
-    """A model and what its file says of it.
+    """A model with the metadata of its file.
 
     Attributes:
         model: the weights.
-        metadata: what the file says.
+        metadata: from the file.
         path: of the file.
-        name: what whoever loaded it called it, such as ``pretrained:fg``; by default the path.
+        name: the name under which it was loaded, such as ``pretrained:fg``; by default the path.
     """
 
     model: EnergyModel
@@ -119,7 +119,7 @@ class LoadedModel:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what computed the weights."""
+    """Versions of the software that computes the weights."""
     versions = {"python": platform.python_version()}
     for name in ("molflt", "torch", "torch-geometric", "lightning", "numpy"):
         try:
@@ -157,7 +157,7 @@ def save_models(path: str | Path, members: Sequence[LoadedModel]) -> None:
 
 
 def read_metadata(path: str | Path) -> ModelMetadata:
-    """Read what a model file says of itself, without loading weights; of an ensemble, the first member.
+    """Read the metadata of a model file without weights; for an ensemble, the first member's.
 
     Raises:
         InputError: the file is missing, truncated, no model file, or of a schema that this molflt does not read.
@@ -214,12 +214,12 @@ def _load(
 
 
 def _key(k: int) -> str:
-    """Of a member's metadata."""
+    """Return the key of a member's metadata."""
     return f"{METADATA_KEY}-{k}" if k else METADATA_KEY
 
 
 def _prefix(k: int) -> str:
-    """Of the names of a member's tensors."""
+    """Return the prefix of the names of a member's tensors."""
     return f"{k}/" if k else ""
 
 
@@ -236,7 +236,7 @@ def _open(path: Path) -> Any:
 
 
 def _parse_metadata(path: Path, raw: dict[str, str] | None, k: int) -> ModelMetadata:
-    """What the ``k``-th member says of itself."""
+    """Parse the metadata of the ``k``-th member."""
     if not raw or _key(k) not in raw:
         raise InputError(
             f"{path}: a safetensors file, but not a molflt model (it has no '{_key(k)}' metadata); "
@@ -270,7 +270,7 @@ def _parse_metadata(path: Path, raw: dict[str, str] | None, k: int) -> ModelMeta
 
 
 def _without_retired_keys(content: dict[str, Any]) -> dict[str, Any]:
-    """What is said of a model without keys that once told how to compute it, and never what."""
+    """Remove retired keys, which said how to compute a model and never changed the result."""
     config = content.get("config")
     attention = config.get("attention") if isinstance(config, dict) else None
     if isinstance(attention, dict):
@@ -283,9 +283,10 @@ def _without_retired_keys(content: dict[str, Any]) -> dict[str, Any]:
 def _expected_tensors(
     path: Path, metadata: ModelMetadata, shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, torch.Tensor]:
-    """The state of a model of this configuration, on the meta device, once the file is known to hold such tensors.
+    """Return a model's state on the meta device, once the file is known to hold such tensors.
 
-    The sizes that a file states are not trusted: no memory is taken before they have been compared with its tensors.
+    The sizes that a file states are not trusted: no memory is allocated before they have been compared with its
+    tensors.
     """
     found, config = shapes.keys(), metadata.config
     n_values = sum(map(math.prod, shapes.values()))
@@ -311,7 +312,7 @@ def _expected_tensors(
 
 
 def _values_drawn(config: ModelConfig) -> int:
-    """How many numbers the random features of all layers take to draw, which is done even on the meta device."""
+    """Count the random numbers drawn for all layers' features, even on the meta device."""
     attention = config.attention
     if not isinstance(attention, KernelKeys) or not attention.acts("kernel"):
         return 0

@@ -1,4 +1,4 @@
-"""How alike elements are, and vectors of elements that start so."""
+"""Element similarity and the embeddings that start from it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _ENDS = (0, 2, 10, 18, 36, 54, 86, 118)
 """Atomic numbers of the noble gases, with which periods end."""
 
 _RADII_ALIKE, _PAULING_ALIKE = 0.2, 0.3
-"""Å, and on Pauling's scale: elements nearer than that are alike."""
+"""Å, and on Pauling's scale: elements with smaller differences are alike."""
 
 _SHARES = (0.32, 0.08, 0.22, 0.22)
-"""Of group, period, radius and electronegativity in how alike two elements are; the rest is an element's own. With a
-group that counts no more than a period, zinc would be guessed to be like copper and nickel rather than cadmium."""
+"""Shares of group, period, radius and electronegativity in the similarity of two elements; the rest is an element's
+own. If a group counted no more than a period, zinc would be taken to resemble copper and nickel, not cadmium."""
 
 _PAULING = """
 H 2.20
@@ -39,7 +39,7 @@ Fr 0.70 Ra 0.90 Ac 1.10 Th 1.30 Pa 1.50 U 1.38 Np 1.36 Pu 1.28
 
 
 def group_and_period(atomic_number: int) -> tuple[int, int]:
-    """Group, 1 to 18, and period, 1 to 7; lanthanides and actinides are in group 3, being alike.
+    """Group, 1 to 18, and period, 1 to 7; lanthanides and actinides count as group 3.
 
     Args:
         atomic_number: Z, 1 to 118.
@@ -52,9 +52,9 @@ def group_and_period(atomic_number: int) -> tuple[int, int]:
 
 
 def descriptors() -> Tensor:
-    """(119, 4) float64: group, period, covalent radius in Å (Cordero et al. 2008, from ASE), electronegativity.
+    """Group, period, covalent radius in Å and electronegativity, (119, 4) float64.
 
-    NaN where there is none, as for atomic number 0.
+    Radii are those of Cordero et al. 2008, from ASE. Missing values are NaN, as for atomic number 0.
     """
     words = _PAULING.split()
     pauling = {atomic_numbers[symbol]: float(value) for symbol, value in zip(words[::2], words[1::2], strict=True)}
@@ -66,10 +66,10 @@ def descriptors() -> Tensor:
 
 
 def likeness() -> Tensor:
-    """How alike every two elements are, (119, 119) float64: one for an element and itself.
+    """Similarity of every two elements, (119, 119) float64: one for an element and itself.
 
-    The sum of what the two share: one for the same group and for the same period, and exp(−Δ²/2ℓ²) each for radii and
-    electronegativities, each times its part of :data:`_SHARES`.
+    It is the sum of what the two share: one for the same group and for the same period, and exp(−Δ²/2ℓ²) each for
+    radii and electronegativities, each times its part of :data:`_SHARES`.
     """
     table = descriptors()
     places, properties = table[:, :2], table[:, 2:] / torch.tensor([_RADII_ALIKE, _PAULING_ALIKE], dtype=table.dtype)
@@ -80,23 +80,23 @@ def likeness() -> Tensor:
 
 @cache
 def _root() -> Tensor:
-    """The triangular L of likeness = L Lᵀ; on the CPU also where a model is built without memory behind it."""
+    """Triangular L of likeness = L Lᵀ, on the CPU even if a model is on the meta device."""
     with torch.device("cpu"):
         return torch.linalg.cholesky(likeness())
 
 
 def element_embedding(dim: int) -> nn.Embedding:
-    """A vector for each atomic number, which starts as normal numbers of covariance :func:`likeness`.
+    """Return a vector for each atomic number, initially normal with covariance :func:`likeness`.
 
-    What is learned of one element is thus a first guess of those that are like it, and a model need not learn by
-    itself that, say, Nb and Ta are. Networks are given such descriptors since CGCNN (Xie & Grossman 2018, arXiv
-    1710.10324); as a start of what is trained they bind nothing.
+    What is learnt for one element is thus a first guess for similar ones, and a model need not discover that Nb and
+    Ta, say, are alike. CGCNN (Xie & Grossman 2018, arXiv 1710.10324) introduced such descriptors as inputs; as the
+    start of trained vectors they impose no constraint.
 
     Args:
         dim: length of the vectors; drawn from torch's global generator.
     """
     table = nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim)
     with torch.no_grad():
-        # In double precision and rounded once: single precision sums in another order on another processor.
+        # In double precision and rounded once: in single precision, the order of sums depends on the processor.
         table.weight.copy_(_root().to(table.weight.device) @ table.weight.double())
     return table

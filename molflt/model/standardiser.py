@@ -1,4 +1,4 @@
-"""The statistics that turn a network's output into an energy in eV; they live inside the model."""
+"""Scale and shift that turn a network's output into an energy in eV, kept in the model."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ StandardiserKind = Literal["structure", "element"]
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a standardiser holds.
+    """Scale, shift and atomic energies (E0) of a model.
 
     Attributes:
-        kind: ``structure``: one mean for every structure; ``element``: a reference energy per element.
+        kind: ``structure``: one mean for every structure; ``element``: an atomic energy (E0) per element.
         mean: eV.
-        spread: eV, standard deviation of what is left once mean or references are taken off.
-        std: eV, what one unit of the network's output is worth. Where forces are known, no less than their root mean
+        spread: eV, standard deviation of the energies minus the mean or the atomic energies.
+        std: eV, one unit of the network's output. Where forces are known, no less than their root mean
             square times 1 Å, as in NequIP (Batzner et al. 2022, arXiv 2101.03164): the energies of dynamics differ
             little, and with their spread as the unit a network saturates where bonds leave the training set.
-        references: eV by atomic number; empty for kind ``structure``.
+        references: atomic energies (E0), eV by atomic number; empty for kind ``structure``.
         displacement_std: Å, root mean square component of the relaxed displacement of atoms free to move.
-        given: eV by atomic number: reference energies that were given, in place of fitted ones. ``references`` are
-            these plus the mean of what is left per atom, the same for all elements.
+        given: eV by atomic number: atomic energies that were given in place of fitted ones. ``references`` are these
+            plus the mean residual per atom, the same for all elements.
     """
 
     kind: StandardiserKind
@@ -58,7 +58,7 @@ class Standardiser(nn.Module):
         self.register_buffer("displacement_std", torch.ones((), dtype=torch.float64))
 
     def load_statistics(self, statistics: Statistics) -> None:
-        """Take over statistics of a training set."""
+        """Load the statistics of a training set."""
         self.mean.fill_(statistics.mean)
         self.std.fill_(statistics.std)
         self.displacement_std.fill_(statistics.displacement_std)
@@ -67,7 +67,7 @@ class Standardiser(nn.Module):
             self.references[z] = energy
 
     def _apply(self, fn: Any, recurse: bool = True) -> Standardiser:
-        """Move with the model but keep float64: reference energies lose digits that matter in float32."""
+        """Move with the model but keep float64: atomic energies lose essential digits in float32."""
         kept = {name: value for name, value in self._buffers.items() if value is not None}
         super()._apply(fn, recurse)
         for name, value in kept.items():
@@ -85,14 +85,14 @@ def fit_statistics(
     given: dict[int, float] | None = None,
     force_rms: float = 0.0,
 ) -> Statistics:
-    """Statistics of a training set.
+    """Fit the statistics of a training set.
 
     Args:
         kind: see :class:`Statistics`.
         energies: (n_structures,) eV.
         compositions: (n_structures, 119) atoms of each atomic number.
         squared_displacement: Å², mean square component of the relaxed displacements; 0 when unknown.
-        given: eV by atomic number, for kind ``element``: reference energies to use; None fits them.
+        given: eV by atomic number, for kind ``element``: atomic energies (E0) to use; None fits them.
         force_rms: eV/Å, root mean square of the forces' components; 0 when unknown.
     """
     energies = energies.to(torch.float64)
@@ -116,20 +116,20 @@ def fit_statistics(
 
 
 def _scales(residual: Tensor, force_rms: float) -> tuple[float, float]:
-    """Spread and std, eV; one where there is nothing left but rounding, for a loss is divided by it."""
+    """Spread and std, eV; one where only rounding is left, since a loss is divided by it."""
     spread = float(residual.std(unbiased=False))
     spread = spread if spread > ROUNDING else 1.0
     return spread, max(spread, force_rms * _LENGTH)
 
 
 def mean_absolute_deviation(energies: np.ndarray) -> float:
-    """Of (n,) energies in eV from their mean; zero where there is nothing left but rounding."""
+    """Mean absolute deviation of (n,) energies in eV; zero where only rounding is left."""
     mad = float(np.abs(energies - np.mean(energies)).mean())
     return mad if mad > ROUNDING else 0.0
 
 
 _LENGTH = 1.0
-"""Å, about as far as energies go on as the forces say."""
+"""Å, about the distance over which forces extrapolate energies."""
 
 ROUNDING = 1e-6
-"""eV: what may be left of energies that follow from the composition alone."""
+"""eV: largest residual of energies that follow from the composition alone."""

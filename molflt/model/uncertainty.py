@@ -1,4 +1,4 @@
-"""How wide a model's errors are, as measured on structures that it was not trained on: half-widths of intervals.
+"""Half-widths of a model's error intervals, measured on structures outside its training set.
 
 The errors of a model of adsorption energies have heavier tails than a normal distribution, so that no multiple of a
 standard deviation covers what it should at every probability. The widths are therefore quantiles (normalised split
@@ -15,16 +15,16 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 LEVELS = (0.5, 0.683, 0.9, 0.95)
-"""Probabilities of the central intervals that are known."""
+"""Probabilities of the available central intervals."""
 ONE_SIGMA, WIDE = 0.683, 0.95
-"""Of the interval that is printed, as wide as a standard deviation of normal errors; and of the one beside it."""
+"""Probability of the printed interval, as wide as a standard deviation of normal errors, and of the one beside it."""
 
 _Positive = Annotated[FiniteFloat, Field(gt=0)]
 _Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
 class Uncertainty(BaseModel):
-    """Half-widths of the intervals that hold the errors of a model, or of the mean of an ensemble."""
+    """Half-widths of the intervals that hold the errors of a model or an ensemble's mean."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,7 +42,7 @@ class Uncertainty(BaseModel):
         return self
 
     def half_width(self, spread: np.ndarray, level: float = ONE_SIGMA) -> np.ndarray:
-        """(n,) eV: of the interval that holds the error with a probability.
+        """Half-width of the interval that holds the error with a probability, (n,) eV.
 
         Args:
             spread: (n,) eV, the standard deviation over the members; zeros for one model.

@@ -1,1 +1,1 @@
-"""Models in simulations: an ASE calculator, a model for torch-sim, and an optimiser of structures."""
+"""Models in simulations: an ASE calculator, a torch-sim model, an optimiser of structures."""

@@ -1,10 +1,10 @@
 """A model as an ASE calculator: energy, forces and stress.
 
-The numerical method of the far field is held while atoms move. A structure's way is chosen by counting, and a mesh
-takes its grid from the size of the cell. Both are integers that jump as a structure changes, and so does the energy,
-by up to the model's tolerance ε. A relaxation, dynamics or a finite difference needs one smooth function: what
-was chosen at the start is kept (DESIGN §3, "Smoothness"). What else is discrete, the neighbour list for instance,
-changes nothing but rounding, and is kept until an atom has moved too far.
+The numerical method of the far field is held while atoms move. It is chosen by counting, and the grid of a mesh
+follows the size of the cell. Both change in integer steps as a structure changes, and the energy then jumps by up to
+the model's tolerance ε. A relaxation, dynamics or a finite difference needs one smooth function: the first choice is
+kept (DESIGN §3, "Smoothness"). Other discrete quantities, such as the neighbour list, affect only rounding, and are
+kept until an atom has moved too far.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from molflt.vocabulary import DIFFERENTIABLE, Compile, TagConvention
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _ENERGIES, _DERIVATIVES = ("energy", "free_energy"), ("forces", "stress")
 LONG = 1_000
-"""Steps of dynamics that are worth compiling the model."""
+"""Steps of dynamics after which compiling the model pays off."""
 
 
 class MolFLTCalculator(Calculator):
@@ -53,8 +53,8 @@ class MolFLTCalculator(Calculator):
         atoms.calc = MolFLTCalculator("runs/first", dtype="float64")
         BFGS(FrechetCellFilter(atoms)).run(fmax=0.01)
 
-    Single precision leaves forces a noise of about 1e-5 eV/Å: enough for dynamics, too much for a tight relaxation or
-    for finite displacements (phonons, vibrations), for which ``dtype="float64"`` is right.
+    Single precision leaves a noise of about 1e-5 eV/Å in the forces: good enough for dynamics, too much for a tight
+    relaxation or for finite displacements (phonons, vibrations), which need ``dtype="float64"``.
 
     A model trained on relaxed energies (``y_relaxed``) offers ``energy`` and ``free_energy`` only. Per-atom energies
     are not offered: a model may add a mean per structure, which belongs to no atom.
@@ -77,11 +77,11 @@ class MolFLTCalculator(Calculator):
             after 1,000 steps, if there is a C compiler.
 
     Attributes:
-        model: the model in use; one that was given is left as it was.
-        energy_std: eV, of the last calculation: what 68 % of the errors are below, where the model's file knows; else
+        model: the model in use; a given one is not changed.
+        energy_std: eV, of the last calculation: the bound of 68 % of the errors if the model's file states it; else
             the standard deviation over the members of an ensemble (n − 1 in the denominator), or None for one model.
-            It says nothing of structures outside the model's domain, of which the calculator warns.
-            In ``results`` it would break ASE's writers.
+            It says nothing about structures outside the model's domain, for which the calculator gives warnings. In
+            ``results`` it would break ASE's writers.
         forces_std: (n_atoms, 3) eV/Å, the standard deviation over the members of an ensemble, of every component of
             the forces; None for one model, or where they were not computed.
 
@@ -91,7 +91,7 @@ class MolFLTCalculator(Calculator):
     """
 
     name = "molflt"
-    # Both are looked at on every request, and neither is used.
+    # Both are compared at every request, and neither is used.
     ignored_changes = {"initial_magmoms", "initial_charges"}  # noqa: RUF012 (as ASE declares it)
 
     def __init__(
@@ -113,7 +113,7 @@ class MolFLTCalculator(Calculator):
         self.energy_std: float | None = None
         self.forces_std: np.ndarray | None = None
         self._moving = MovingBatch(self.model)
-        # A model that was given is left as it was, if these are compiled.
+        # A given model stays as it was if these are compiled.
         self._models = [copy.copy(member.model) for member in self.model.members]
         self._warnings = DomainWarnings()
         self._tags_seen: tuple[bytes, bytes] | None = None
@@ -124,13 +124,13 @@ class MolFLTCalculator(Calculator):
         return self.model.target in DIFFERENTIABLE
 
     def get_property(self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True) -> Any:
-        """A property of atoms: energy, free_energy (the same), forces or stress; see ASE."""
+        """Return a property of atoms: energy, free_energy (the same), forces or stress; see ASE."""
         if name in _DERIVATIVES and (reason := why_no_forces(self.model.target)):
             raise PropertyNotImplementedError(f"no {name}: this model {reason}")
         return super().get_property(name, atoms, allow_calculation)
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
-        """What has changed since the last calculation; tags and charge, which ASE leaves out, matter here."""
+        """Return the changes since the last calculation, unlike ASE with tags and charge."""
         refuse_charges(atoms, _name_of(atoms), self._options)
         changes: list[str] = super().check_state(atoms, tol)
         name = _name_of(atoms)
@@ -148,7 +148,7 @@ class MolFLTCalculator(Calculator):
         properties: Sequence[str] = ("energy",),
         system_changes: Sequence[str] = all_changes,
     ) -> None:
-        """Compute what is asked for: an energy alone takes no gradient. See ASE."""
+        """Compute the requested properties; an energy alone takes no gradient. See ASE."""
         super().calculate(atoms, properties, system_changes)
         if self.atoms is None:
             raise InputError("the calculator has seen no atoms yet; give some")
@@ -186,18 +186,18 @@ class MolFLTCalculator(Calculator):
         self.forces_std = std.get("forces")
 
     def _batch(self, atoms: Atoms, name: str) -> Batch:
-        """One structure on the model's device, with the neighbour list of the atoms where they are."""
+        """Return one structure on the model's device with its present neighbour list."""
         refuse_charges(atoms, name, self._options)
         numbers, tags = atoms.numbers.tobytes(), atoms.get_tags().tobytes()
         charge = charge_of(atoms, name, self._options)
 
         def make() -> list[Data]:
-            # Whatever else the user keeps with the atoms, old labels for instance, has no part in a calculation.
+            # Other data that the user keeps with the atoms, such as old labels, must not affect a calculation.
             bare = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, tags=atoms.get_tags())
             bare.info = {key: value for key, value in atoms.info.items() if key == "occupancy"}
             if charge:
                 bare.info["charge"] = charge
-            # What tags mean is judged by the heights of the atoms once, and must not change while these move.
+            # The meaning of tags is inferred once from the heights of the atoms and must not change while they move.
             if (numbers, tags) == self._tags_seen:
                 bare.set_tags(self._tags_meant)
                 data = from_atoms(bare, name, replace(self._options, tags="oc20"))
@@ -212,7 +212,10 @@ class MolFLTCalculator(Calculator):
 
 
 def _values(models: Sequence[EnergyModel], batch: Batch, forces: bool, stress: bool) -> dict[str, np.ndarray]:
-    """What each model says of one structure: energy (n_models,), forces (..., n_atoms, 3), stress (..., 3, 3)."""
+    """Compute the output of each model for one structure.
+
+    energy (n_models,), forces (..., n_atoms, 3), stress (..., 3, 3).
+    """
     found: dict[str, list[Tensor]] = {}
     for model in models:
         if forces:
@@ -225,7 +228,7 @@ def _values(models: Sequence[EnergyModel], batch: Batch, forces: bool, stress: b
         for name, tensor in each.items():
             found.setdefault(name, []).append(tensor.detach())
     stacked = {name: torch.stack(tensors) for name, tensors in found.items()}
-    # All in one copy: on a GPU it is what a step waits for.
+    # One copy for all: on a GPU it is what a step waits for.
     flat = torch.cat([tensor.flatten() for tensor in stacked.values()]).cpu()
     parts = flat.split([tensor.numel() for tensor in stacked.values()])
     return {
@@ -238,7 +241,7 @@ def _name_of(atoms: Atoms) -> str:
 
 
 def as_model(model: Any, device: str, dtype: str | torch.dtype | None) -> Model:
-    """A model for a calculator; what was given is not changed. See :class:`MolFLTCalculator`."""
+    """Return a model for a calculator, see :class:`MolFLTCalculator`; a given one is unchanged."""
     precision = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and precision not in _DTYPES.values():
         raise InputError(f"dtype={dtype!r}: choose 'float32', 'float64' or None, which is as trained")
@@ -253,9 +256,9 @@ def as_model(model: Any, device: str, dtype: str | torch.dtype | None) -> Model:
 
 
 class MovingBatch:
-    """Structures that move in small steps: one batch, laid out anew when an atom has moved too far.
+    """Batch of structures that move in small steps, laid out anew when one moves too far.
 
-    The ways and grids of the far field outlast that, as long as structures consist of the same atoms.
+    The ways and grids of the far field are kept as long as structures consist of the same atoms.
 
     Args:
         model: whose plan is made once, at its present weights.
@@ -271,18 +274,18 @@ class MovingBatch:
     def __call__(
         self, atoms: tuple[Any, ...], cells: np.ndarray, positions: np.ndarray, make: Callable[[], Sequence[Data]]
     ) -> Batch:
-        """The batch with the atoms where they are.
+        """Return the batch with the atoms at their present positions.
 
         Args:
-            atoms: what tells structures from others, wherever their atoms are.
+            atoms: identifies the structures, independently of positions.
             cells: (n_structures, 3, 3) Å.
             positions: (n_atoms, 3) Å.
-            make: gives the structures as they are.
+            make: returns the structures as they are now.
         """
         plan = self._plan
         if self._kept is not None and self._kept[0] == atoms:
             _, of_cells, origin, plan, batch = self._kept
-            # Also false for what is not a number.
+            # Also false for NaN.
             near = ((positions - origin) ** 2).sum(axis=1).max(initial=0.0) <= plan.skin**2
             if near and of_cells == cells.tobytes():
                 moved = copy.copy(batch)
@@ -299,26 +302,26 @@ class MovingBatch:
 
 SKIN = {"cpu": 0.1, "cuda": 0.3}
 """Å that an atom may move before structures are laid out anew. Twice that is added to the reach of the neighbour
-list: on a processor every further neighbour takes its time, a GPU would wait for the layout."""
+list: on a CPU every additional neighbour takes time, whereas a GPU would wait for the layout."""
 
 
 class DomainWarnings:
-    """Warns of each reason once, though dynamics come upon it at every step.
+    """Warnings that are given once per reason, even if dynamics meet it at every step.
 
-    A reason with a distance in it is another one at every step, and is given once for each composition.
+    A reason that states a distance differs at every step, and is given once for each composition.
     """
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def ask(self, loaded: LoadedModel, data: Data, where: str = "") -> None:
-        """Warn of what is new about a structure; ``where`` says which of several it is."""
+        """Warn of new reasons about a structure; ``where`` says which of several it is."""
         for rule, text in outside(loaded, data):
             atoms = data.atomic_numbers.sort().values.tolist()
             self.say(f"{where}{text}", f"{rule} {atoms}" if rule in GEOMETRIC else text, stacklevel=5)
 
     def say(self, text: str, what: str, stacklevel: int = 3) -> None:
-        """Warn unless ``what`` has been warned of."""
+        """Warn unless there was a warning of ``what`` before."""
         if what not in self._said:
             self._said.add(what)
             warnings.warn(f"outside the model's domain: {text}", stacklevel=stacklevel)

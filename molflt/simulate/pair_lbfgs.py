@@ -1,11 +1,13 @@
-"""Relaxation by L-BFGS with a pair Hessian, as an optimiser of ASE: a third to a half fewer force calls than its own.
+"""Relaxation by L-BFGS with a pair Hessian, as an optimiser of ASE.
+
+It needs a third to a half fewer force calls than ASE's own.
 
 The initial Hessian is made from distances alone, springs along and across every pair of near atoms: the sum over
 pairs of k r̂r̂ᵀ + l (1 − r̂r̂ᵀ) and a floor, in the spirit of Lindh's model Hessian (Chem. Phys. Lett. 241, 423, 1995),
 with k = 5 exp(−6(x − 1)) eV/Å², x being the distance over the sum of the covalent radii, and l = k/e³. It is positive
-definite, turns with the structure, and does not know the order of atoms.
+definite, rotates with the structure, and does not depend on the order of atoms.
 
-Everything is batched over structures and differentiable, so that the same code relaxes and is learned from
+Everything is batched over structures and differentiable, so that the same code serves to relax and to learn
 (scripts/literature).
 """
 
@@ -26,11 +28,11 @@ from molflt.data.neighbours import neighbour_list
 from molflt.errors import InputError
 
 REACH = 7.0
-"""Å, how far atoms see each other."""
+"""Å, cutoff of the pairs."""
 STIFFNESS = 5.0
-"""eV/Å², of neighbours in a metal. L-BFGS scales the whole by what it meets."""
+"""eV/Å², of neighbours in a metal. L-BFGS rescales the whole by the curvature that it finds."""
 DECAY, ACROSS, FLOOR = 6.0, -3.0, -3.0
-"""How fast log k falls with x; log l − log k; the logarithm of the floor in units of STIFFNESS."""
+"""Decrease of log k with x; log l − log k; the logarithm of the floor in units of STIFFNESS."""
 MAX_STEP = 0.2
 """Å, the farthest that an atom moves in a step; the default of ASE."""
 FIRST_STEP = 0.1
@@ -39,7 +41,7 @@ MEMORY = 30
 ENERGY_NOISE = 1e-4
 """eV by which an accepted energy may lie above the last one: single precision is no better."""
 PATIENCE = 10
-"""Calculations in a row without a lower energy after which it becomes ASE's LBFGS."""
+"""Calculations in a row without a lower energy after which ASE's LBFGS takes over."""
 
 
 @dataclass
@@ -62,14 +64,14 @@ class Structures:
     shifts: Tensor
 
     def displacements(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """From receiver to sender, (n_pairs, 3), and their lengths, (n_pairs,), in Å."""
+        """Vectors from receiver to sender, (n_pairs, 3), and their lengths, (n_pairs,), in Å."""
         flat = positions.reshape(-1, 3)
         delta = flat[self.j] + self.shifts - flat[self.i]
         return delta, delta.square().sum(-1).sqrt()
 
 
 def batch(structures: Sequence[Atoms], reach: float = REACH) -> Structures:
-    """Structures with all pairs up to ``reach`` Å."""
+    """Return structures with all pairs up to ``reach`` Å."""
     n = max(len(atoms) for atoms in structures)
     positions = torch.zeros(len(structures), n, 3, dtype=torch.float64)
     numbers = torch.zeros(len(structures), n, dtype=torch.int64)
@@ -91,7 +93,7 @@ def batch(structures: Sequence[Atoms], reach: float = REACH) -> Structures:
 
 @dataclass
 class History:
-    """Where B relaxations of n atoms are and how they got there.
+    """State and past steps of B relaxations of n atoms.
 
     Attributes:
         positions, energy, forces: of the lowest structure so far, (B, n, 3) Å, (B,) eV and (B, n, 3) eV/Å.
@@ -110,12 +112,15 @@ class History:
 
 
 def begin(positions: Tensor, energy: Tensor, forces: Tensor) -> History:
-    """The history after the first calculation."""
+    """Return the history after the first calculation."""
     return History(positions, energy, forces, torch.full_like(energy, FIRST_STEP))
 
 
 def learn(history: History, positions: Tensor, energy: Tensor, forces: Tensor) -> History:
-    """The history after another one. Curvature is always kept, positions only if the energy has not risen."""
+    """Return the history after another calculation.
+
+    Curvature is always kept, positions only if the energy has not risen.
+    """
     moved = (positions - history.positions).flatten(1)
     change = (history.forces - forces).flatten(1)
     valid = (moved * change).sum(1) > 1e-3 * moved.norm(dim=1) * change.norm(dim=1)
@@ -135,7 +140,7 @@ def learn(history: History, positions: Tensor, energy: Tensor, forces: Tensor) -
 
 
 def shortened(structures: Structures, history: History, direction: Tensor) -> Tensor:
-    """Displacements of free atoms, (B, n, 3) Å, as a whole no longer than the radius for any atom."""
+    """Displacements of free atoms, (B, n, 3) Å, scaled so that none exceeds the radius."""
     p = direction.view_as(history.positions) * structures.free[..., None]
     longest = p.square().sum(-1).clamp(min=1e-20).sqrt().amax(1)
     return p * (history.radius / longest).clamp(max=1.0)[:, None, None]
@@ -146,9 +151,9 @@ Solve = Callable[[Tensor], Tensor]
 
 
 def two_loops(history: History, solve: Solve) -> Tensor:
-    """The L-BFGS step, (B, 3n), from an initial Hessian that is right up to a factor.
+    """The L-BFGS step, (B, 3n), from an initial Hessian that is correct up to a factor.
 
-    The factor is yᵀH₀⁻¹y/yᵀs of the last valid step: of the curvatures that it met, the stiff ones count most.
+    The factor is yᵀH₀⁻¹y/yᵀs of the last valid step: of the curvatures along it, the stiff ones count most.
     """
     q = history.forces.flatten(1)
     one = q.new_ones(len(q), 1)
@@ -220,7 +225,7 @@ def relative_distances(structures: Structures, r: Tensor) -> Tensor:
 
 
 def envelope(r: Tensor) -> Tensor:
-    """From 1 at no distance to 0 at REACH, with slope and curvature."""
+    """Envelope from 1 at zero to 0 at REACH, where slope and curvature are zero, too."""
     return (1 - (r / REACH) ** 2).clamp(min=0) ** 3
 
 
@@ -229,17 +234,17 @@ Direction = Callable[[Structures, History], Tensor]
 
 
 class PairLBFGS(LBFGS):
-    """L-BFGS from a pair Hessian within a trust region, and ASE's LBFGS should that not descend.
+    """L-BFGS from a pair Hessian within a trust region, with ASE's LBFGS as a fallback.
 
         from molflt import MolFLTCalculator, PairLBFGS
 
         atoms.calc = MolFLTCalculator("runs/first", dtype="float64")
         PairLBFGS(atoms).run(fmax=0.01)
 
-    No atom moves farther than 0.2 Å in a step, and a structure of higher energy is stepped back from, so it cannot
-    diverge as long as the energy belongs to the forces; where it does not, LBFGS takes over after :data:`PATIENCE`
-    calculations. For atoms, of which some may be fixed (``FixAtoms``): not for cells, bands or other filters. A step
-    costs O(n³), as in ASE's BFGS.
+    No atom moves farther than 0.2 Å in a step, and steps to a higher energy are undone, so it cannot diverge as long
+    as the forces are derivatives of the energy; otherwise LBFGS takes over after :data:`PATIENCE` calculations. It is
+    for atoms, some of which may be fixed (``FixAtoms``), not for cells, bands or other filters. A step costs O(n³),
+    as in ASE's BFGS.
 
     Args:
         atoms: with a calculator of energies and forces.
@@ -278,7 +283,7 @@ class PairLBFGS(LBFGS):
         super().step(forces)
 
     def _learn(self) -> History:
-        """The history with the last calculation taken in."""
+        """Return the history with the last calculation included."""
         values = self.atoms.positions, [self.atoms.get_potential_energy()], self.atoms.get_forces()
         x, e, f = (torch.tensor(value, dtype=torch.float64) for value in values)
         if self.history is None:

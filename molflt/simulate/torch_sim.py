@@ -1,4 +1,4 @@
-"""A model for torch-sim, which relaxes and moves many structures in one batch (arXiv 2508.06628)."""
+"""A model for torch-sim, which simulates many structures in one batch (arXiv 2508.06628)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ except ImportError:
 
 
 class MolFLTModel(ModelInterface):
-    """Energies, forces and stresses of a batch of structures; of an ensemble, the means over its members.
+    """Energies, forces and stresses of structures; for an ensemble, means over its members.
 
         import torch_sim as ts
         from molflt.simulate.torch_sim import MolFLTModel
@@ -40,8 +40,8 @@ class MolFLTModel(ModelInterface):
     systems come or go. torch-sim knows no total charge, so every structure is taken as neutral.
 
     Args:
-        model: see :class:`molflt.MolFLTCalculator`; it has been trained on energies of which the
-            derivative is a force.
+        model: see :class:`molflt.MolFLTCalculator`; it must have been trained on energies whose derivatives are
+            forces.
         device: auto, cpu or cuda.
         dtype: precision to compute in; None: as trained. Positions are float64 until distances are known.
         stress: whether stresses are computed.
@@ -72,7 +72,7 @@ class MolFLTModel(ModelInterface):
         self._moving = MovingBatch(self.model)
 
     def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
-        """Energies and their derivatives.
+        """Return energies and their derivatives.
 
         Args:
             state: ``SimState`` of torch-sim, or a dictionary with the same names: Å, cells as column vectors.

@@ -2,7 +2,6 @@
 
 import csv
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from molflt.adsorption.placing import METALS, guesses, surface
 from molflt.data.quality.domain import DomainFit
 from molflt.errors import InputWarning
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, load_model, save_model
+from molflt.model.model_file import load_model, save_model
 from molflt.report.figures import draw_adsorption, figure
 
 ELEMENTS = sorted({1, 6, 7, 8, *(int(surface(metal).atoms.numbers[0]) for metal in METALS)})
@@ -29,8 +28,8 @@ def bars_of(results):
 
 
 @pytest.fixture
-def make_untrained(loaded: LoadedModel, tmp_path: Path):
-    def make(seed: int = 0, **changes) -> Path:
+def make_untrained(loaded, tmp_path):
+    def make(seed=0, **changes):
         torch.manual_seed(seed)
         changes = {"target": "y_relaxed", "elements": ELEMENTS, "seed": seed, "domain": None, **changes}
         metadata = loaded.metadata.model_copy(update=changes)
@@ -47,12 +46,11 @@ def make_untrained(loaded: LoadedModel, tmp_path: Path):
 
 
 @pytest.fixture
-def untrained(make_untrained) -> Path:
+def untrained(make_untrained):
     return make_untrained()
 
 
 def test_the_lowest_of_all_guesses(untrained):
-    """As a loop over single structures finds it."""
     model = molflt.load(untrained)
     results = molflt.adsorb("CC=O", "Pt, zn,Pt", model, n_guesses=9)
     assert [(one.metal, one.face) for one in results] == [("Pt", "fcc(111)"), ("Zn", "hcp(0001)")]
@@ -95,7 +93,6 @@ def test_which_guess_counts(n, outside, place, doubted):
 
 
 def test_guesses_outside_the_domain_are_passed_over(untrained):
-    """By the domain that the model's file states."""
     loaded = load_model(untrained)
     model = molflt.Model([loaded])
     (everything,) = molflt.adsorb("OC", "Cu", model, n_guesses=12)
@@ -153,14 +150,10 @@ def test_the_spread_of_an_ensemble(make_untrained):
     ("smiles", "on", "message"),
     [
         ("[NH4+]", "Pt", r"\[NH4\+\]: has a net charge of \+1"),
-        ("CC[O-]", "Pt", "has a net charge of -1"),
         ("[CH3]", "Pt", "has 1 unpaired electron, .*; give a neutral closed-shell molecule$"),
         ("[C]=O", "Pt", r"carbon monoxide is \[C-\]#\[O\+\]"),
         ("CO", "Pt", r"'CO' is methanol \(CH4O\) as a SMILES, and reads as carbon monoxide as a formula"),
-        ("molecule:NO", "Pt", "an open shell"),
         ("CO.O", "Pt", "is several molecules"),
-        ("C1CC", "Pt", "is not a valid SMILES"),
-        ("", "Pt", "the SMILES is empty"),
         ("SC", "Pt", "was not trained on S; its energies of them would mean nothing"),
         ("OC", "Pt,W", "'W' is no metal with a known surface"),
         ("OC", (), "no metal: choose among"),

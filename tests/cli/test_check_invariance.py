@@ -1,7 +1,5 @@
 """``molflt check-invariance`` on the tiny trained model."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -38,7 +36,6 @@ def test_json(molflt, model_path):
 
 
 def test_drift_between_precisions(molflt, model_path):
-    """Against the energies themselves, by the calls that a user would make."""
     import molflt as package
 
     atoms = ["CCO", "O", "c1ccccc1"]

@@ -1,22 +1,16 @@
 """Locales and terminals that know little more than ASCII, and names that are no text."""
 
-from __future__ import annotations
-
 import csv
 import os
 import pickle
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import ase.io
 import lmdb
 import numpy as np
 import pytest
 
-from molflt.data.dataset import StructureDataset
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.record import to_record
@@ -26,7 +20,7 @@ from tests.conftest import REPOSITORY, ascii_python
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
 
 
-def run(variables: Mapping[str, str], *arguments: object, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def run(variables, *arguments, given=b""):
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONIO", "RDBASE"))
     }
@@ -36,7 +30,7 @@ def run(variables: Mapping[str, str], *arguments: object, given: bytes = b"") ->
 
 
 @pytest.mark.slow
-def test_a_run_in_another_locale(make_config: Callable[..., Any], val_set: StructureDataset, tmp_path: Path) -> None:
+def test_a_run_in_another_locale(make_config, val_set, tmp_path):
     """It writes UTF-8, can be resumed, is described, and predicts structures whatever their names and paths."""
     config, out = tmp_path / "c.yaml", tmp_path / "run"
     config.write_text(to_yaml(make_config(**{"trainer.max_epochs": 1}), "Ångström"), encoding="utf-8")
@@ -65,13 +59,12 @@ def test_a_run_in_another_locale(make_config: Callable[..., Any], val_set: Struc
     (tmp_path / "ö.html").read_bytes().decode("utf-8")
 
 
-def test_what_is_piped_on_is_utf_8() -> None:
-    """As molflt reads it, whatever the locale; and only what is asked for is anything else."""
+def test_what_is_piped_on_is_utf_8():
     printed = run({"LC_ALL": "C", "PYTHONUTF8": "0"}, "config", "tiny").stdout
     assert "displacement head, Å" in printed.decode("utf-8")
 
 
-def test_a_terminal_that_cannot_show_a_character_gets_an_escape(model_path: Path, tmp_path: Path) -> None:
+def test_a_terminal_that_cannot_show_a_character_gets_an_escape(model_path, tmp_path):
     copy = tmp_path / "Öl.safetensors"
     shutil.copy(model_path, copy)
     result = run({"PYTHONIOENCODING": "ascii"}, "info", copy)
@@ -79,23 +72,21 @@ def test_a_terminal_that_cannot_show_a_character_gets_an_escape(model_path: Path
     assert b"\\xd6l.safetensors" in result.stdout
 
 
-def test_standard_input_is_utf_8(model_path: Path) -> None:
+def test_standard_input_is_utf_8(model_path):
     result = run(ASCII, "predict", model_path, "-", given="Öx\n".encode())
     assert result.returncode == 2
     assert b"\\xd6x" in result.stderr
 
 
-def beyond_unicode() -> np.ndarray:
+def beyond_unicode():
     return np.array([0x110000, 65], dtype=np.uint32).view("<U2")
 
 
 @pytest.mark.parametrize("field", ["name", "adsorbate"])
 @pytest.mark.parametrize("kind", ["surrogate", "array", "scalar"])
-def test_names_that_are_no_text(
-    kind: str, field: str, molflt: Callable[..., Any], model_path: Path, val_set: StructureDataset, tmp_path: Path
-) -> None:
+def test_names_that_are_no_text(kind, field, molflt, model_path, val_set, tmp_path):
     """They are escaped or refused by name, and what is written can be read."""
-    text: Any = "half a \ud800 pair" if kind == "surrogate" else beyond_unicode()
+    text = "half a \ud800 pair" if kind == "surrogate" else beyond_unicode()
     if kind == "scalar":
         text = text.reshape(())
     pickled = pickle.dumps({**to_record(val_set[1]), field: text}, 4)

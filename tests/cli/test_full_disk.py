@@ -1,37 +1,33 @@
-"""No room, no permission: one line with the remedy, status 1, and what was there before stays whole.
+"""No room, no permission, or another writer: one line with the remedy, and what was there before stays whole.
 
-The room is a limit on the size of files, which the system enforces as it enforces a full disk, for root too; the
-errors differ in their number only.
+The room is a limit on the size of files, which the system enforces as it enforces a full disk, for root too.
 """
-
-from __future__ import annotations
 
 import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
 from molflt.cli.terminal import system_error
-from molflt.data.fetch import catalogue
 from molflt.data.oc20.lmdb import LmdbDataset
-from molflt.prediction.shards import read_shard
-from molflt.training.config import TrainConfig
-from tests.data.fetch_server import archive_of, good_tar
+from molflt.files import sole_writer
+from molflt.prediction.output import Prediction, write_predictions
 from tests.training.runs import QUICK, assert_same_run, written
 
 resource = pytest.importorskip("resource", reason="no limits on the size of files")
-Run = Callable[..., Any]
 Room = Callable[[int], AbstractContextManager[None]]
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
+def room(monkeypatch):
     """Room for so many bytes in each file, within ``with``. Python ignores the signal, so that writes fail."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # What is imported here for the first time would leave half of its bytecode behind.
@@ -39,7 +35,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
 
     @contextmanager
-    def limited(n_bytes: int) -> Iterator[None]:
+    def limited(n_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
         try:
             yield
@@ -50,7 +46,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[Room]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def assert_refused(result: Any, name: str, remedy: str = "raise the limit on the size of files") -> None:
+def assert_refused(result, name, remedy="raise the limit on the size of files"):
     assert result.status == 1, result
     lines = result.err.strip().splitlines()
     assert len(lines) == 1, result
@@ -60,31 +56,20 @@ def assert_refused(result: Any, name: str, remedy: str = "raise the limit on the
     assert "Traceback" not in result.out
 
 
-@pytest.mark.parametrize(
-    ("file", "more"), [("last.safetensors", -300), pytest.param("last.ckpt", 1000, marks=pytest.mark.slow)]
-)
-def test_train(
-    file: str,
-    more: int,
-    molflt: Run,
-    room: Room,
-    make_config: Callable[..., TrainConfig],
-    tiny_run: Path,
-    tmp_path: Path,
-) -> None:
+def test_train(molflt, room, make_config, tiny_run, tmp_path):
     config, run_dir = written(make_config(), tmp_path), tmp_path / "run"
     command = ("train", config, "--out", run_dir, "--no-report")
-    with room((tiny_run / "last.safetensors").stat().st_size + more):
+    with room((tiny_run / "last.safetensors").stat().st_size - 300):
         result = molflt(*command)
-        assert_refused(result, str(run_dir / file))
+        assert_refused(result, str(run_dir / "last.safetensors"))
     assert f"repeat the command with --resume auto (run directory {run_dir})" in result.err
     assert not list(run_dir.glob(".*"))
-    assert not (run_dir / file).exists()
+    assert not (run_dir / "last.safetensors").exists()
     assert molflt(*command, "--resume", "auto").status == 0
     assert_same_run(run_dir, tiny_run)
 
 
-def test_convert(molflt: Run, room: Room, tiny_data: Path, tmp_path: Path) -> None:
+def test_convert(molflt, room, tiny_data, tmp_path):
     out = tmp_path / "out.lmdb"
     assert molflt("convert", tiny_data / "other.lmdb", out).status == 0
     before = out.read_bytes()
@@ -101,7 +86,7 @@ def test_convert(molflt: Run, room: Room, tiny_data: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".extxyz", ".npz"])
-def test_predict(suffix: str, molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_predict(suffix, molflt, room, model_path, tiny_data, tmp_path):
     out = tmp_path / f"out{suffix}"
     out.write_text("old", encoding="utf-8")
     with room(100):
@@ -110,60 +95,14 @@ def test_predict(suffix: str, molflt: Run, room: Room, model_path: Path, tiny_da
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
-def test_predict_a_shard(molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
-    options = ("--shard", "1/1", "--max-atoms", 24)
-    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
-    assert molflt("predict", model_path, tiny_data / "val.lmdb", "-o", whole, *options).status == 0
-    reference, path = Path(f"{whole}.shard-1-of-1").read_bytes(), Path(f"{out}.shard-1-of-1")
-    command = ("predict", model_path, tiny_data / "val.lmdb", "-o", out, *options)
-    with room(len(reference) - 300):
-        assert_refused(molflt(*command), path.name)
-    assert 0 < read_shard(path).n_done < 10
-    result = molflt(*command)
-    assert result.status == 0
-    assert "of them from before" in result.out
-    assert path.read_bytes() == reference
-
-
-def test_report(molflt: Run, room: Room, model_path: Path, tiny_data: Path, tmp_path: Path) -> None:
-    report = tmp_path / "report.html"
-    report.write_text("old", encoding="utf-8")
-    with room(500_000):
-        result = molflt("evaluate", model_path, tiny_data / "other.lmdb", "--report", report, "--overwrite")
-        assert_refused(result, str(report))
-    assert report.read_text(encoding="utf-8") == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_fetch(molflt: Run, room: Room, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = good_tar()
-    (tmp_path / "a.tar.gz").write_bytes(content)
-    monkeypatch.setitem(catalogue.ARCHIVES, "oc20-is2re", archive_of(content, "https://example.org/a.tar.gz"))
-    command = ("fetch", "oc20-is2re", "--to", tmp_path / "to", "--archive", tmp_path / "a.tar.gz")
-    with room(5000):
-        result = molflt(*command)
-        assert_refused(result, "is2res")
-    assert "repeat the command" in result.err
-    assert (tmp_path / "a.tar.gz").read_bytes() == content
-    assert not list((tmp_path / "to").glob("*"))
-    assert molflt(*command).status == 0
-
-
 @pytest.mark.parametrize("command", ["train", "convert", "predict", "merge", "evaluate", "fetch"])
-def test_a_file_in_place_of_a_folder(
-    command: str,
-    molflt: Run,
-    model_path: Path,
-    tiny_data: Path,
-    make_config: Callable[..., TrainConfig],
-    tmp_path: Path,
-) -> None:
+def test_a_file_in_place_of_a_folder(command, molflt, model_path, tiny_data, make_config, tmp_path):
     """As root every folder can be written to; a path through a file leads nowhere for root as well."""
     blocked, data = tmp_path / "blocked", tiny_data / "other.lmdb"
     blocked.write_text("my work", encoding="utf-8")
     if command == "merge":
         assert molflt("predict", model_path, data, "-o", tmp_path / "o.csv", "--shard", "1/1").status == 0
-    arguments: dict[str, tuple[Any, ...]] = {
+    arguments = {
         "train": (written(make_config(**QUICK), tmp_path), "--out", blocked / "run", "--no-report"),
         "convert": (data, blocked / "o.lmdb"),
         "predict": (model_path, data, "-o", blocked / "o.csv"),
@@ -180,16 +119,10 @@ def test_a_file_in_place_of_a_folder(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_standard_output_on_a_full_disk() -> None:
+def test_standard_output_on_a_full_disk():
     with open("/dev/full", "w", encoding="utf-8") as full:
-        result = subprocess.run(
-            [sys.executable, "-m", "molflt.cli.main", "config", "tiny"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=180,
-            check=False,
-        )
+        command = [sys.executable, "-m", "molflt.cli.main", "config", "tiny"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=180)
     assert result.returncode == 1
     assert result.stderr.strip() == "Error: No space left on device; make room, or choose a place on another disk"
 
@@ -207,13 +140,77 @@ def test_standard_output_on_a_full_disk() -> None:
         (errno.ENOTDIR, "choose another place"),
     ],
 )
-def test_every_refusal_has_its_remedy(code: int, remedy: str) -> None:
+def test_every_refusal_has_its_remedy(code, remedy):
     text = system_error(OSError(code, os.strerror(code), "/data/run/last.ckpt"))
     assert text.startswith(f"/data/run/last.ckpt: {os.strerror(code)}; ")
     assert remedy in text
 
 
-def test_an_error_without_a_number_is_said_as_it_is() -> None:
+def test_an_error_without_a_number_is_said_as_it_is():
     error = OSError("the server is gone")
     error.add_note("try again")
     assert system_error(error) == "the server is gone; try again"
+
+
+COMMANDS = {
+    "convert": ("convert", "DATA", "OUT.lmdb"),
+    "predict": ("predict", "MODEL", "DATA", "-o", "OUT.csv"),
+    "merge": ("merge", "DATA", "-o", "OUT.npz"),
+    "evaluate": ("evaluate", "MODEL", "DATA", "--report", "OUT.html"),
+    "adsorb": ("adsorb", "OC", "--on", "Cu", "--model", "MODEL", "-o", "OUT.csv"),
+    "explain": ("explain", "MODEL", "CCO", "-o", "OUT.html"),
+    "plot": ("plot", "rpe", "MODEL", "-o", "OUT.svg"),
+    "average": ("average", "MODEL", "MODEL", "-o", "OUT.safetensors"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_second_is_refused(command, overwrite, molflt, model_path, tiny_data, tmp_path):
+    if overwrite and command == "average":
+        pytest.skip("replaces no file")
+    words = {"MODEL": model_path, "DATA": tiny_data / "val.lmdb"}
+    arguments = [words.get(word) or word.replace("OUT", str(tmp_path / "out")) for word in COMMANDS[command]]
+    (out,) = (Path(word) for word in arguments if str(word).startswith(str(tmp_path)))
+    if overwrite:
+        arguments.append("--overwrite")
+        out.write_bytes(b"the good file")
+    with sole_writer(out):
+        result = molflt(*arguments)
+    assert result.status == 2, result
+    assert result.err.startswith(f"Error: {out}: another process is writing it; wait for it, end it, or choose")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == ([b"the good file"] if overwrite else [])
+
+
+def test_a_file_that_the_first_has_finished_in_between(molflt, model_path, tiny_data, tmp_path, monkeypatch):
+    """It is there when the second gets its turn, though it was not when the second looked first."""
+    out = tmp_path / "out.csv"
+
+    def first_ends(*arguments):
+        out.write_text("of the first", encoding="utf-8")
+        return sole_writer(*arguments)
+
+    monkeypatch.setattr("molflt.cli.terminal.sole_writer", first_ends)
+    result = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", out)
+    assert result.status == 2
+    assert "exists already" in result.err
+    assert out.read_text(encoding="utf-8") == "of the first"
+
+
+def test_splits_of_one_submission_may_be_written_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "all.npz"
+    prediction = Prediction(np.array([1.0]), ["a"], {}, ids=["7"])
+    second = threading.Thread(target=write_predictions, args=(path, prediction, None, "energy", "ood_ads"))
+    save = np.savez_compressed
+
+    def slowly(*arguments, **arrays):
+        if not second.ident:
+            second.start()
+            time.sleep(0.3)
+        save(*arguments, **arrays)
+
+    monkeypatch.setattr(np, "savez_compressed", slowly)
+    write_predictions(path, prediction, None, "energy", "id")
+    second.join()
+    with np.load(path, allow_pickle=False) as archive:
+        assert set(archive.files) == {"id_ids", "id_energy", "ood_ads_ids", "ood_ads_energy"}

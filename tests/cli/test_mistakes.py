@@ -1,14 +1,6 @@
 """Options that cannot be had together, or not at all: refused before anything is computed or written."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
-
-Run = Callable[..., Any]
 
 
 @pytest.mark.parametrize(
@@ -17,10 +9,7 @@ Run = Callable[..., Any]
         (("predict", "MODEL", "CCO", "-o", "NEW.npz", "--oc20-split", "id", "--on-error", "skip"), "every structure"),
         (("predict", "MODEL", "CCO", "-o", "NEW.csv", "--forces"), "give -o NAME.extxyz"),
         (("predict", "MODEL", "CCO", "--forces"), "give -o NAME.extxyz"),
-        (
-            ("predict", "MODEL", "CCO", "--calibrate", "DATA"),
-            "10 labelled structures are too few",
-        ),
+        (("predict", "MODEL", "CCO", "--calibrate", "DATA"), "10 labelled structures are too few"),
         (("predict", "MODEL", "CCO", "--shard", "3/2", "-o", "NEW.csv"), "I from 1 to N"),
         (("predict", "MODEL", "CCO", "--shard", "1/2"), "give -o NAME.csv or NAME.npz"),
         (("predict", "MODEL", "CCO", "--shard", "1/2", "-o", "NEW.extxyz"), "give -o NAME.csv or NAME.npz"),
@@ -32,18 +21,37 @@ Run = Callable[..., Any]
             ("predict", "MODEL", "CCO", "--shard", "1/2", "-o", "NEW.npz", "--oc20-split", "id"),
             "give it to 'molflt merge'",
         ),
+        (("predict", "MODEL", "CCO", "-o", "NEW.extxyz", "--forces"), "its derivative is no force"),
+        (("predict", "MODEL", "CCO", "--device", "tpu"), "use auto, cpu or cuda"),
+        (("evaluate", "MODEL", "DATA", "--device", "tpu"), "use auto, cpu or cuda"),
+        (("predict", "NEW.safetensors", "CCO"), "NEW.safetensors: no such file"),
+        *((command, "NEW.cif") for command in (("info", "NEW.cif"), ("evaluate", "MODEL", "NEW.cif"))),
+        (("predict", "MODEL", "NEW.cif"), "NEW.cif"),
+        (("fetch", "oc22", "--to", "NEW"), "there is no data set 'oc22' to fetch; choose one of oc20-is2re"),
+        (("fetch", "oc20-is2re"), "where to? Give a folder, as in 'molflt fetch oc20-is2re --to oc20-is2re'"),
         (("predict", "FOLDER", "CCO"), "is a folder without best.safetensors"),
         (("convert", "DATA", "NEW.lmdb", "--force-unit", "eV/nm"), "unit of forces 'eV/nm': choose one of"),
         (("convert", "DATA", "NEW.extxyz"), "the last argument must be the LMDB to write"),
         (("evaluate", "MODEL", "DATA", "--report", "NEW.txt"), "a report must end in .html"),
+        (("predict", "MODEL", "CCO", "--per-atom"), "is written with its structures; give -o NAME.extxyz, or --json"),
+        (("predict", "MODEL", "CCO", "--json", "-o", "NEW.csv"), "--json: prints; leave out -o"),
         (("explain", "MODEL", "CCO", "-o", "FOLDER"), "is a folder"),
+        (("explain", "MODEL", "OC", "--atom", "6", "-o", "NEW.html"), "has no atom 6; its 6 atoms are counted"),
+        (("explain", "MODEL", "OC", "--index", "1", "-o", "NEW.html"), "OC: --index 1 is out of range; it holds"),
+        (("explain", "MODEL", "DATA", "-o", "NEW.html"), "holds 10 structures; choose one with --index, from 0 to 9"),
+        (("explain", "MODEL", "absent.xyz", "-o", "NEW.html"), "is no file or folder"),
+        (("explain", "MODEL", "OC", "-o", "NEW.pdf"), "output must end in .html or .csv"),
+        (("plot", "parity", "absent", "DATA", "-o", "NEW.jpg"), "must end in .png, .svg or .pdf"),
+        (("plot", "parity", "absent", "-o", "NEW.png"), "give labelled structures"),
+        (("plot", "rpe", "absent", "DATA", "-o", "NEW.png"), "leave out"),
+        (("plot", "parity", "absent.safetensors", "DATA", "-o", "NEW.png"), "no such file"),
+        (("plot", "curves", "FOLDER", "-o", "NEW.png"), "metrics.jsonl"),
+        (("plot", "adsorbates", "MODEL", "DATA", "-o", "NEW.png"), "plot 'elements' or 'sizes'"),
         (("explain", "MODEL", "DATA", "--index", "-1", "-o", "NEW.html"), "--index -1 is out of range"),
     ],
     ids=lambda value: " ".join(value[:1] + value[2:]) if isinstance(value, tuple) else None,
 )
-def test_refused(
-    arguments: tuple[str, ...], message: str, molflt: Run, model_path: Path, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_refused(arguments, message, molflt, model_path, tiny_data, tmp_path):
     folder = tmp_path / "folder.html"
     folder.mkdir()
     known = {"MODEL": model_path, "DATA": tiny_data / "val.lmdb", "FOLDER": folder}

@@ -1,17 +1,12 @@
 """Nothing but ``molflt fetch`` uses the network: whole jobs where every socket refuses to open."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from molflt.training.config import TrainConfig
 from tests.training.runs import QUICK, written
 
 BLOCK = """
@@ -27,23 +22,20 @@ socket.create_connection = socket.getaddrinfo = socket.gethostbyname = refuse
 
 
 @pytest.fixture
-def offline(tmp_path: Path) -> dict[str, str]:
+def offline(tmp_path):
     """An environment whose interpreters refuse sockets; also those that a command starts."""
     (tmp_path / "sitecustomize.py").write_text(BLOCK, encoding="utf-8")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
     return {**os.environ, "PYTHONPATH": path}
 
 
-def run(offline: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
+def run(offline, *arguments):
     command = [sys.executable, "-c", "from molflt.cli.main import main; main()", *map(str, arguments)]
     return subprocess.run(command, env=offline, capture_output=True, text=True)
 
 
 @pytest.mark.slow
-def test_train_evaluate_predict_without_a_network(
-    offline: dict[str, str], make_config: Callable[..., TrainConfig], tiny_data: Path, tmp_path: Path
-) -> None:
-    """With reports, which hold all they show."""
+def test_train_evaluate_predict_without_a_network(offline, make_config, tiny_data, tmp_path):
     data, out = tiny_data / "val.lmdb", tmp_path / "run"
     jobs = [
         ("train", written(make_config(**QUICK), tmp_path), "--out", out),
@@ -62,7 +54,7 @@ def test_train_evaluate_predict_without_a_network(
             assert done.stderr == ""
 
 
-def test_the_block_blocks(offline: dict[str, str]) -> None:
+def test_the_block_blocks(offline):
     """Power: a connection under it fails, whatever the machine."""
     code = "import urllib.request; urllib.request.urlopen('http://localhost:9')"
     done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True)

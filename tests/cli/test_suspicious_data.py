@@ -1,28 +1,21 @@
 """What a training and an evaluation say of data that look wrong: totals, other units, leaks, too few steps."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
 import pytest
-from ase import Atoms
 from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.data.quality.labels import free_atoms
 from tests.training.runs import QUICK, written
 
-Run = Callable[..., Any]
 HARTREE = 27.211386
 
 
-def _frames(n: int, seed: int) -> list[Atoms]:
+def _frames(n, seed):
     """Molecules with invented totals of all electrons: what the elements leave depends on the geometry."""
     random = np.random.default_rng(seed)
     found = []
@@ -36,7 +29,7 @@ def _frames(n: int, seed: int) -> list[Atoms]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("suspicious")
     train, val = _frames(24, 0), _frames(12, 1)
     ase.io.write(folder / "train.extxyz", train)
@@ -49,15 +42,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def train(molflt: Run, make_config: Any, folder: Path, tmp_path: Path) -> Run:
+def train(molflt, make_config, folder, tmp_path):
     sets = {"data.train": str(folder / "train.extxyz"), "data.val": str(folder / "val.extxyz")}
     config = make_config(**QUICK, **sets, **{"optimiser.warmup_steps": 1})
     path = written(config, tmp_path)
     return lambda *more: molflt("train", path, "--out", tmp_path / "run", "--no-report", *more)
 
 
-def test_totals_in_hartree(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
-    """The error names what to give, and giving it works."""
+def test_totals_in_hartree(train, molflt, folder, tmp_path):
     refused = train("data.label=E_au")
     assert refused.status == 2
     assert "are total energies in Hartree" in refused.err
@@ -81,15 +73,13 @@ def test_totals_in_hartree(train: Run, molflt: Run, folder: Path, tmp_path: Path
     assert "--unit kcal/mol" in wrong.err
 
 
-def test_a_label_that_is_not_there(train: Run) -> None:
+def test_a_label_that_is_not_there(train):
     refused = train()
     assert refused.status == 2
     assert "data.target=energy" in refused.err
 
 
-def test_one_wrong_label_is_named_and_not_blamed_on_all(
-    train: Run, molflt: Run, folder: Path, tmp_path: Path
-) -> None:
+def test_one_wrong_label_is_named_and_not_blamed_on_all(train, molflt, folder, tmp_path):
     frames = ase.io.read(folder / "train.extxyz", ":")
     for k, atoms in enumerate(frames):
         forces = np.random.default_rng(k).normal(size=(len(atoms), 3))
@@ -112,23 +102,7 @@ def test_one_wrong_label_is_named_and_not_blamed_on_all(
         assert "data.unit" not in text
 
 
-def test_forces_under_another_name(train: Run, folder: Path, tmp_path: Path) -> None:
-    frames = ase.io.read(folder / "train.extxyz", ":")
-    for atoms in frames:
-        atoms.set_array("charge_flow", np.ones((len(atoms), 3)))
-        atoms.set_array("REF_forces", np.ones((len(atoms), 3)))
-    ase.io.write(tmp_path / "named.extxyz", frames)
-    sets = [f"data.{name}={tmp_path / 'named.extxyz'}" for name in ("train", "val")]
-    refused = train("data.target=energy", "loss.force_weight=1", *sets)
-    text = " ".join(refused.err.split())
-    assert refused.status == 2
-    assert "24 of 24 structures have no forces" in text
-    assert "Stored with" in text
-    assert "Name the forces: data.force_label=REF_forces or data.force_label=charge_flow" in text
-    assert train("data.target=energy", "loss.force_weight=1", "data.force_label=REF_forces", *sets).status == 0
-
-
-def test_leaks(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
+def test_leaks(train, molflt, folder, tmp_path):
     result = train("data.target=energy", f"data.val={folder / 'leaky.extxyz'}", "--quiet", "--report")
     assert result.status == 0, result
     text = " ".join(result.err.split())
@@ -142,7 +116,7 @@ def test_leaks(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
         assert words in overview.partition("</section>")[0], report
 
 
-def test_what_training_never_saw(train: Run, molflt: Run, folder: Path, tmp_path: Path) -> None:
+def test_what_training_never_saw(train, molflt, folder, tmp_path):
     """Of validation structures, with ``--quiet`` too; in the page, one reason to a line."""
     frames = ase.io.read(folder / "val.extxyz", index=":")
     strange, tagged = molecule("SiH4"), molecule("CO2")
@@ -165,7 +139,7 @@ def test_what_training_never_saw(train: Run, molflt: Run, folder: Path, tmp_path
     assert "never saw" not in train("data.target=energy", f"data.val={folder / 'val.extxyz'}", "--resume=auto").err
 
 
-def test_compositions_that_leave_reference_energies_open(train: Run, folder: Path, tmp_path: Path) -> None:
+def test_compositions_that_leave_reference_energies_open(train, folder, tmp_path):
     water = [atoms for atoms in ase.io.read(folder / "train.extxyz", index=":") if str(atoms.symbols) == "OH2"]
     ase.io.write(tmp_path / "water.extxyz", water)
     result = train("data.target=energy", f"data.train={tmp_path / 'water.extxyz'}", "--quiet")
@@ -179,6 +153,6 @@ def test_compositions_that_leave_reference_energies_open(train: Run, folder: Pat
     assert "never saw" not in alike
 
 
-def test_too_few_steps_for_the_warm_up(train: Run) -> None:
+def test_too_few_steps_for_the_warm_up(train):
     result = train("data.target=energy", "optimiser.warmup_steps=100")
     assert "so the warm-up takes 1 instead of optimiser.warmup_steps=100" in " ".join(result.err.split())

@@ -1,7 +1,5 @@
 """The command line on labels in other units, forces, ensembles and reports."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
@@ -97,13 +95,6 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
         forces = atoms.arrays["predicted_forces"]
         assert forces.shape == (4, 3)
         assert np.abs(forces.sum(axis=0)).max() < 1e-5
-
-
-def test_what_a_model_cannot_predict(molflt, model_path, tmp_path):
-    forces = molflt("predict", model_path, "O", "-o", tmp_path / "a.extxyz", "--forces")
-    assert forces.status == 2
-    assert "its derivative is no force" in forces.err
-    assert not list(tmp_path.iterdir())
 
 
 def test_an_ensemble(train, molflt, folder, tmp_path):

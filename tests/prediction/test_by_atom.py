@@ -1,7 +1,5 @@
 """What Python and the command line give of every atom: forces, terms of the energy, embeddings."""
 
-from __future__ import annotations
-
 import json
 
 import ase.io
@@ -59,7 +57,6 @@ def test_of_an_ensemble(energy_run):
 
 
 def test_forces_of_a_model_of_minima_come_with_a_warning(molflt):
-    """The calculator has its own test."""
     with pytest.warns(UserWarning, match="trained without forces"):
         load("pretrained:qm7-small").predict("O", forces=True)
     for option, warned in (("--forces", True), ("--per-atom", False)):
@@ -68,7 +65,6 @@ def test_forces_of_a_model_of_minima_come_with_a_warning(molflt):
 
 
 def test_json_lines(molflt, energy_run, tmp_path):
-    """One object a line: what Python gives, a failure in its place."""
     file = tmp_path / "in.extxyz"
     ase.io.write(file, [MIXED[0], MIXED[3]])
     done = molflt("predict", energy_run, file, "CCO", "--json", "--forces", "--per-atom")
@@ -96,9 +92,3 @@ def test_per_atom_in_extxyz(molflt, energy_run, tmp_path):
     assert molflt("predict", energy_run, "CCO", "--per-atom", "-o", out).status == 0
     atoms = ase.io.read(out)
     assert atoms.arrays["predicted_atomic_energies"].sum() == pytest.approx(atoms.info["predicted_energy"])
-    done = molflt("predict", energy_run, "CCO", "--per-atom")
-    assert done.status == 2
-    assert "--per-atom: is written with its structures; give -o NAME.extxyz, or --json" in done.err
-    done = molflt("predict", energy_run, "CCO", "--json", "-o", tmp_path / "x.csv")
-    assert done.status == 2
-    assert "--json: prints; leave out -o" in done.err

@@ -1,7 +1,5 @@
 """Predictions as files: what stands in them, what they never overwrite."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import get_args

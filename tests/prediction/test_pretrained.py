@@ -1,7 +1,5 @@
 """Models that come with the package."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -47,7 +45,6 @@ def test_atomisation_energies_of_small_molecules():
 def test_adsorption_energies_come_with_their_uncertainty(tmp_path):
     """Of a structure inside the domain, on the command line as from Python; the card states what was found."""
     model = molflt.load(f"pretrained:{ADSORPTION}")
-    assert model.uncertainty is not None
     assert "68% of the errors on data/fg/val.lmdb (616 structures)" in str(model.uncertainty)
     np.testing.assert_allclose(model.uncertainty.coverage, [0.5, 0.683, 0.9, 0.95], atol=0.02)
     card = MODELS[ADSORPTION].with_suffix(".md").read_text(encoding="utf-8")
@@ -132,14 +129,6 @@ def test_structures_like_those_of_training_are_inside():
     assert [r.rule for r in outside(loaded, from_atoms(slab, "slab"))] == ["axes"]
     slab.set_tags(0)
     assert [r.rule for r in outside(loaded, from_atoms(slab, "slab"))] == ["kind"]
-
-
-def test_the_command_line_knows_them(tmp_path):
-    run = CliRunner()
-    assert "CCO" in run.invoke(app, ["predict", f"pretrained:{QM7}", "CCO"]).output
-    described = run.invoke(app, ["info", f"pretrained:{ADSORPTION}"])
-    assert described.exit_code == 0
-    assert f"{ADSORPTION}.md" in described.output
 
 
 @pytest.mark.parametrize("name", ["CH3CH2OH", "CH4"])

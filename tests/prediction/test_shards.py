@@ -1,10 +1,8 @@
-"""Shards of a prediction: together they are the undivided one, whatever happened to them on the way."""
-
-from __future__ import annotations
+"""Shards of a prediction, from Python and as commands: together they are the undivided one."""
 
 import json
+import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from molflt.data.open import resolve_inputs
 from molflt.errors import InputError
 from molflt.prediction import shards
 from molflt.prediction.model import Model
-from molflt.prediction.predict import predict
 from molflt.prediction.shards import Shard, divide, merge, predict_shard, read_shard
 
 MAX_ATOMS = 40
@@ -21,18 +18,11 @@ MAX_ATOMS = 40
 
 @pytest.fixture
 def inputs(tiny_data):
-    """Molecules and slabs, 44 structures in all, in the order a user might give."""
     return [str(tiny_data / f"{name}.lmdb") for name in ("val", "train", "other")]
 
 
 @pytest.fixture
-def whole(loaded, inputs):
-    return Model([loaded], "cpu").predict_set(resolve_inputs(inputs), max_atoms=MAX_ATOMS)
-
-
-@pytest.fixture
 def complete(loaded, inputs, tmp_path):
-    """The only shard of a prediction, complete."""
     return one(loaded, inputs, "1/1", tmp_path / "out.csv")
 
 
@@ -52,19 +42,15 @@ def assert_same(a, b):
         np.testing.assert_array_equal(a.std, b.std)
 
 
-@pytest.mark.parametrize("n", [1, 7, 20])
-def test_together_they_are_the_undivided_one(n, loaded, inputs, whole, tmp_path):
+@pytest.mark.parametrize(("n", "ensemble"), [(7, True), (20, False)])
+def test_together_they_are_the_undivided_one(n, ensemble, loaded, two, inputs, tmp_path):
     """Also where there are more shards than batches; and nothing but shards is left."""
-    paths = [one(loaded, inputs, f"{k}/{n}", tmp_path / "new" / "out.csv") for k in range(1, n + 1)]
+    models = two if ensemble else [loaded]
+    paths = [one(models, inputs, f"{k}/{n}", tmp_path / "new" / "out.csv") for k in range(1, n + 1)]
     assert paths == sorted((tmp_path / "new").iterdir())
     merged, target = merge(reversed(paths))
     assert target == "y_relaxed"
-    assert_same(merged, whole)
-
-
-def test_an_ensemble(two, inputs, tmp_path):
-    paths = [one(two, inputs, f"{k}/2", tmp_path / "o.csv") for k in (1, 2)]
-    assert_same(merge(paths)[0], predict(two, resolve_inputs(inputs), max_atoms=MAX_ATOMS))
+    assert_same(merged, Model(models, "cpu").predict_set(resolve_inputs(inputs), max_atoms=MAX_ATOMS))
 
 
 def test_skipped_structures_keep_their_place(loaded, inputs, tmp_path):
@@ -90,10 +76,9 @@ def test_skipped_structures_keep_their_place(loaded, inputs, tmp_path):
     assert_same(merge(paths)[0], expected)
 
 
-@pytest.mark.parametrize("n", [2, 8])
-def test_shards_are_balanced(n):
+def test_shards_are_balanced():
     costs = np.random.default_rng(0).integers(20, 250, size=400).tolist()
-    runs = divide(costs, n)
+    runs = divide(costs, 8)
     assert [k for run in runs for k in range(len(costs))[run]] == list(range(len(costs)))
     loads = np.array([sum(costs[run]) for run in runs])
     assert np.abs(loads - loads.mean()).max() <= max(costs)
@@ -103,12 +88,6 @@ def test_shards_are_balanced(n):
 def test_no_such_shard(text):
     with pytest.raises(InputError, match="I from 1 to N"):
         Shard.parse(text)
-
-
-def test_names_sort_by_number():
-    names = [Shard(k, 12).path(Path("runs/out.csv")).name for k in range(1, 13)]
-    assert names[0] == "out.csv.shard-01-of-12"
-    assert names == sorted(names)
 
 
 def test_a_complete_shard_is_not_computed_again(complete, loaded, inputs, monkeypatch):
@@ -123,8 +102,7 @@ def test_a_complete_shard_is_not_computed_again(complete, loaded, inputs, monkey
         one(loaded, inputs, "1/1", complete.with_name("out.csv"), overwrite=True)
 
 
-def test_cut_or_damaged_anywhere(complete, loaded, inputs, whole):
-    """Whatever is left of a file, the shard is completed from it, to the same bytes."""
+def test_cut_or_damaged_anywhere(complete, loaded, inputs):
     content = complete.read_bytes()
     lines = content.splitlines(keepends=True)
     ends = [int(end) for end in np.cumsum([0, *map(len, lines)])]
@@ -140,7 +118,6 @@ def test_cut_or_damaged_anywhere(complete, loaded, inputs, whole):
                 merge([complete])
         one(loaded, inputs, "1/1", complete.with_name("out.csv"))
         assert complete.read_bytes() == content, damaged[-100:]
-    assert_same(merge([complete])[0], whole)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +225,6 @@ LIES = [
 
 
 def test_lies_are_refused_or_count_as_not_computed(tmp_path):
-    """Anybody can write such a file."""
     path = tmp_path / "s"
 
     def write(header, part):
@@ -266,3 +242,49 @@ def test_lies_are_refused_or_count_as_not_computed(tmp_path):
         with pytest.raises(InputError) as caught:
             merge([path])
         assert len(str(caught.value)) < 1000
+
+
+@pytest.fixture
+def folder(tiny_data, tmp_path):
+    """Three LMDBs in a folder, as in OC20."""
+    (tmp_path / "data").mkdir()
+    for k, name in enumerate(("train", "val", "other")):
+        shutil.copy(tiny_data / f"{name}.lmdb", tmp_path / "data" / f"data.{k:04d}.lmdb")
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_a_folder_in_shards(suffix, molflt, model_path, folder, tmp_path):
+    whole, merged = tmp_path / f"whole{suffix}", tmp_path / f"merged{suffix}"
+    options = ("--max-atoms", 40)
+    assert molflt("predict", model_path, folder, "-o", whole, *options).status == 0
+    for k in (3, 1, 2):
+        result = molflt("predict", model_path, folder, "-o", merged, "--shard", f"{k}/3", *options)
+        assert (result.status, result.err) == (0, "")
+        assert f"structures in {merged}.shard-{k}-of-3" in result.out
+        assert not merged.exists()
+    again = molflt("predict", model_path, folder, "-o", merged, "--shard", "2/3", *options)
+    assert again.out.startswith("complete already: ")
+    result = molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", merged)
+    assert result.status == 0
+    assert result.out == f"44 energies (y_relaxed, eV) of 3 shards in {merged}\n"
+    assert merged.read_bytes() == whole.read_bytes()
+    refused = molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", tmp_path / "out.extxyz")
+    assert (refused.status, "extxyz holds structures" in refused.err) == (2, True)
+    assert molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", merged).status == 2
+
+
+def test_a_submission(molflt, model_path, folder, tmp_path):
+    whole, merged = tmp_path / "whole.npz", tmp_path / "merged.npz"
+    molflt("predict", model_path, folder, "-o", whole, "--oc20-split", "id")
+    for k in (1, 2):
+        molflt("predict", model_path, folder, "-o", merged, "--shard", f"{k}/2")
+    shards = list(tmp_path.glob("merged.npz.shard-*"))
+    for split in ("id", "ood_ads"):
+        assert molflt("merge", *shards, "-o", merged, "--oc20-split", split).status == 0
+    # What is there already is not written again.
+    for again in (("predict", model_path, folder, "-o", whole), ("merge", *shards, "-o", merged)):
+        assert molflt(*again, "--oc20-split", "id").status == 2
+    with np.load(whole) as expected, np.load(merged) as found:
+        assert found["id_ids"].tolist() == expected["id_ids"].tolist() == found["ood_ads_ids"].tolist()
+        np.testing.assert_array_equal(found["id_energy"], expected["id_energy"])

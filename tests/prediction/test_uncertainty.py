@@ -1,38 +1,34 @@
 """Uncertainties that a model's file knows: measured, given with predictions, and lost where they would be wrong."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from ase.build import molecule
+from scipy.stats import norm
 
 import molflt
 from molflt import MolFLTCalculator
-from molflt.data.dataset import StructureDataset
 from molflt.errors import InputError
-from molflt.model.model_file import LoadedModel, save_models
+from molflt.model.model_file import save_models
 from molflt.model.uncertainty import LEVELS, ONE_SIGMA, WIDE, Uncertainty
 from molflt.prediction.evaluate import measured
 from molflt.prediction.members import calibrated, load_member, load_members, uncertainty_of
 from molflt.prediction.predict import predict
-from molflt.prediction.uncertainty import cross_fitted, measure
+from molflt.prediction.uncertainty import calibrate, cross_fitted, measure
 
 KNOWN = Uncertainty(
     n_members=2, floor=0.1, multiples=[1.0, 2.0, 3.0, 4.0], coverage=[0.5, 0.7, 0.9, 0.95], data="x", n_structures=99
 )
 
 
-def drawn(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def drawn(n, seed=0):
     """Errors with tails of Student's t (3 degrees of freedom), as wide as 0.05 eV + the spread says, and spreads."""
     random = np.random.default_rng(seed)
     spread = random.gamma(2.0, 0.05, n)
     return (0.05 + spread) * random.standard_t(3, n), spread
 
 
-def test_intervals_hold_what_they_should_on_new_structures() -> None:
+def test_intervals_hold_what_they_should_on_new_structures():
     """Also of the structures that are hard; and what is said of coverage is what is found."""
     error, spread = drawn(3_000)
     found = measure(error, spread, np.zeros(len(error)), 3, "drawn")
@@ -51,7 +47,7 @@ def test_intervals_hold_what_they_should_on_new_structures() -> None:
     assert inside[hard > np.quantile(hard, 0.8)].mean() < 0.9
 
 
-def test_coverage_is_measured_on_other_structures() -> None:
+def test_coverage_is_measured_on_other_structures():
     """Of few, the intervals of all would hold more of these themselves than they do of others."""
     error, spread = drawn(60)
     shares = cross_fitted(np.abs(error), spread)
@@ -66,17 +62,16 @@ def test_coverage_is_measured_on_other_structures() -> None:
 
 
 @pytest.fixture
-def path(two: list[LoadedModel], tmp_path: Path) -> Path:
+def path(two, tmp_path):
     save_models(tmp_path / "two.safetensors", calibrated(two, KNOWN))
     return tmp_path / "two.safetensors"
 
 
-def test_it_comes_with_every_prediction(path: Path, two: list[LoadedModel], val_set: StructureDataset) -> None:
+def test_it_comes_with_every_prediction(path, two, val_set):
     """Twice the floor plus the standard deviation over the members: in batches, from Python and in the calculator."""
     raw = predict(two, val_set)
     found = predict(load_members(path), val_set)
     np.testing.assert_array_equal(found.energies, raw.energies)
-    assert raw.std is not None
     np.testing.assert_allclose(found.std, 2.0 * (0.1 + raw.std), rtol=1e-12)
     model = molflt.load(path)
     assert model.uncertainty == KNOWN
@@ -89,7 +84,7 @@ def test_it_comes_with_every_prediction(path: Path, two: list[LoadedModel], val_
     assert atoms.calc.energy_std == pytest.approx(width, rel=1e-4)
 
 
-def test_a_single_model_has_one_for_all(path: Path, two: list[LoadedModel], val_set: StructureDataset) -> None:
+def test_a_single_model_has_one_for_all(path, two, val_set):
     one = calibrated(two[:1], KNOWN.model_copy(update={"n_members": 1}))
     np.testing.assert_allclose(predict(one, val_set).std, 0.2)
     model = molflt.Model(one)
@@ -100,12 +95,12 @@ def test_a_single_model_has_one_for_all(path: Path, two: list[LoadedModel], val_
     assert atoms.calc.energy_std == pytest.approx(0.2)
 
 
-def test_what_was_measured_of_all_holds_for_no_part(path: Path, two: list[LoadedModel]) -> None:
+def test_what_was_measured_of_all_holds_for_no_part(path, two):
     members = load_members(path)
     assert uncertainty_of(members) == KNOWN
     assert [member.name for member in members] == [str(path)] * 2
     assert uncertainty_of(members[:1]) is None
-    said: list[str] = []
+    said = []
     second = load_member(f"{path}#1", said.append)
     assert torch.equal(second.model.energy_head.factor, two[1].model.energy_head.factor)
     assert second.name == f"{path}#1"
@@ -121,9 +116,62 @@ def test_what_was_measured_of_all_holds_for_no_part(path: Path, two: list[Loaded
     assert len(load_members(renamed)) == 2
 
 
-def test_measuring_leaves_aside_what_the_file_knows(path: Path, two: list[LoadedModel], tiny_data: Path) -> None:
+def test_measuring_leaves_aside_what_the_file_knows(path, two, tiny_data):
     data = str(tiny_data / "train.lmdb")
     found, evaluation = measured(load_members(path), data)
     again, _ = measured(two, data)
     assert found == again
     assert (found.n_members, found.data, found.n_structures) == (2, data, len(evaluation))
+
+
+N = 20_000
+
+
+def normal_errors(factor, seed=0):
+    """Predictions, spreads, and labels whose errors are ``factor`` times as wide as the spreads say."""
+    random = np.random.default_rng(seed)
+    std = random.uniform(0.05, 0.5, N)
+    expected = random.normal(size=N)
+    return expected + factor * std * random.normal(size=N), std, expected
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.5])
+def test_the_factor_is_found(factor):
+    found = calibrate(*normal_errors(factor))
+    assert found.factor == pytest.approx(factor, rel=0.03)
+    np.testing.assert_allclose(found.calibrated_coverage, LEVELS, atol=0.015)
+    as_it_is = [2 * norm.cdf(norm.ppf((1 + level) / 2) / factor) - 1 for level in LEVELS]
+    np.testing.assert_allclose(found.coverage, as_it_is, atol=0.015)
+    assert found.calibrated_nll <= found.nll + 1e-12
+
+
+def test_nll_is_that_of_the_normal_distribution():
+    predicted, std, expected = normal_errors(1.7)
+    found = calibrate(predicted, std, expected)
+    assert found.nll == pytest.approx(-norm.logpdf(expected, predicted, std).mean(), rel=1e-9)
+    assert found.calibrated_nll == pytest.approx(-norm.logpdf(expected, predicted, std * found.factor).mean())
+    # The factor is the best one.
+    for other in (0.95, 1.05):
+        worse = -norm.logpdf(expected, predicted, std * found.factor * other).mean()
+        assert worse > found.calibrated_nll
+
+
+def test_rank_correlation_knows_hard_from_easy():
+    predicted, std, expected = normal_errors(1.0)
+    assert calibrate(predicted, std, expected).rank_correlation > 0.3
+    shuffled = np.random.default_rng(1).permutation(std)
+    assert abs(calibrate(predicted, shuffled, expected).rank_correlation) < 0.05
+    assert np.isnan(calibrate(predicted, np.full(N, 0.1), expected).rank_correlation)
+
+
+def test_what_cannot_be_calibrated():
+    with pytest.raises(InputError, match="at least two"):
+        calibrate(np.zeros(1), np.ones(1), np.zeros(1))
+    with pytest.raises(InputError, match="agree exactly"):
+        calibrate(np.zeros(2), np.array([1.0, 0.0]), np.ones(2))
+
+
+def test_perfect_predictions():
+    found = calibrate(np.zeros(5), np.ones(5), np.zeros(5))
+    assert found.factor == 0.0
+    assert found.coverage == (1.0,) * len(LEVELS)

@@ -1,16 +1,11 @@
 """A small set whose names try to break out, and a report of it."""
 
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
-from torch_geometric.data import Data
 
 from molflt.data.ase import from_atoms
 from molflt.data.dataset import ListDataset
@@ -25,7 +20,7 @@ from tests.report.test_rpe_curves import make_model
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)' {{ 7 * 7 }}"
 
 
-def slab(metal: str) -> Atoms:
+def slab(metal):
     """Two layers with an oxygen atom, tagged as in OC20."""
     found = fcc111(metal, (2, 2, 2), vacuum=5.0)
     add_adsorbate(found, "O", 1.9, "ontop")
@@ -33,10 +28,7 @@ def slab(metal: str) -> Atoms:
     return found
 
 
-def evaluation_of(
-    structures: list[Data], expected: Any, predicted: Any, std: Any = None, name: str = "v", source: str = "p"
-) -> Evaluation:
-    """Structures with energies that no model predicted."""
+def evaluation_of(structures, expected, predicted, std=None, name="v", source="p"):
     numbers = [data.atomic_numbers.numpy() for data in structures]
     table = StructureTable(
         names=[str(data.name) for data in structures],
@@ -51,7 +43,7 @@ def evaluation_of(
     return Evaluation(name, source, ListDataset(structures), table, prediction)
 
 
-def evaluated_set(name: str = "val", n: int = 12, adsorbates: bool = True, std: bool = False) -> Evaluation:
+def evaluated_set(name="val", n=12, adsorbates=True, std=False):
     """Slabs and molecules with invented energies; the first structure has a hostile name."""
     random = np.random.default_rng(3)
     structures = []
@@ -75,8 +67,7 @@ RESULTS = [
 
 
 @pytest.fixture(scope="session")
-def report(model_path: Path, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report with every section. Read it; do not write to it."""
+def report(model_path, tiny_run, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     sets = [evaluated_set(std=True), evaluated_set(EVIL, adsorbates=False)]
     command = f"molflt train '{EVIL}'"

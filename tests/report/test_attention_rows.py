@@ -1,9 +1,5 @@
 """Rows of attention matrices against recorded outputs, against formulas written out, and what they sum to."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch.nn import functional
@@ -15,7 +11,7 @@ from tests.attention.structures import STRUCTURES, batch_of
 from tests.model.models import make_model
 
 NAMED = [name for name in ATTENTIONS if name not in KERNELS]
-CASES: dict[str, Any] = {
+CASES = {
     **{name: name for name in NAMED},
     **{name: name for name in KERNELS if name.endswith("-orf")},
     "rank one": {"far_rank": 1},
@@ -27,12 +23,12 @@ CASES: dict[str, Any] = {
 STOCHASTIC_ROWS = {"softmax", "performer", "ra", "elu", "relu", "lara", "posrf-orf", "flt-concat"}
 
 
-def record(model: torch.nn.Module, atoms: Any) -> list[dict[str, Any]]:
+def record(model, atoms):
     """What each layer's values and heads were in a plain evaluation: independent of the code under test."""
-    found: list[dict[str, Any]] = []
+    found = []
     handles = []
     for layer in model.encoder.layers:
-        seen: dict[str, Any] = {"values": []}
+        seen = {"values": []}
         found.append(seen)
         dropout, output = layer.attention.dropout, layer.attention.output
         handles.append(dropout.register_forward_hook(lambda m, a, out, seen=seen: seen["values"].append(out)))
@@ -45,19 +41,18 @@ def record(model: torch.nn.Module, atoms: Any) -> list[dict[str, Any]]:
     return found
 
 
-def calls_of(model: torch.nn.Module, atoms: Any) -> list[LayerCall]:
+def calls_of(model, atoms):
     config = model.config
     return recorded_forward(model, batch_of([atoms], config.neighbour_cutoff, config.all_pairs_if_isolated))[1]
 
 
-def matrix(call: LayerCall) -> torch.Tensor:
-    """(n_heads, n, n)"""
+def matrix(call):
     return torch.stack([attention_row(call, i) for i in range(call.x.shape[0])], dim=1)
 
 
 @pytest.mark.parametrize("name", ["molecule", "triclinic"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_matrix_times_the_values_is_the_output(case: str, name: str) -> None:
+def test_the_matrix_times_the_values_is_the_output(case, name):
     model, atoms = make_model(CASES[case]), STRUCTURES[name]()
     calls = calls_of(model, atoms)
     for call, seen in zip(calls, record(model, atoms), strict=True):
@@ -72,7 +67,7 @@ def test_the_matrix_times_the_values_is_the_output(case: str, name: str) -> None
 
 @pytest.mark.parametrize("far_rank", [0, "m"])
 @pytest.mark.parametrize("frequencies", ["auto", "mesh"])
-def test_of_channels_without_far_field_the_matrix_is_another(frequencies: str, far_rank: Any) -> None:
+def test_of_channels_without_far_field_the_matrix_is_another(frequencies, far_rank):
     """The far field carries one channel of a head: of that the matrix holds, of the next it does not."""
     options = {"far_rank": far_rank, "frequencies": frequencies, "sigma_max": 4.0}
     model = make_model({**options, "far_dim": 4})
@@ -86,14 +81,14 @@ def test_of_channels_without_far_field_the_matrix_is_another(frequencies: str, f
 
 
 @pytest.mark.parametrize("case", sorted(STOCHASTIC_ROWS))
-def test_rows_sum_to_one(case: str) -> None:
+def test_rows_sum_to_one(case):
     model = make_model(case)
     for call in calls_of(model, STRUCTURES["slab"]()):
         total = matrix(call).sum(dim=-1)
         torch.testing.assert_close(total, torch.ones_like(total))
 
 
-def test_the_far_field_of_molflt_has_either_sign_and_the_near_field_sums_to_one() -> None:
+def test_the_far_field_of_molflt_has_either_sign_and_the_near_field_sums_to_one():
     atoms = STRUCTURES["slab"]()
     far = torch.stack([matrix(call) for call in calls_of(make_model("molflt"), atoms)])
     assert bool((far < 0).any())
@@ -103,7 +98,7 @@ def test_the_far_field_of_molflt_has_either_sign_and_the_near_field_sums_to_one(
 
 
 @pytest.mark.parametrize("name", ["linear", "wire"])
-def test_molflt_is_its_formula(name: str) -> None:
+def test_molflt_is_its_formula(name):
     """(near_ij + f̂_ij) / Σ_j near_ij, images summed with loops."""
     layer, shared, radial, geometry, x, context = prepare(name, {"frequencies": "exact"})
     found = matrix(LayerCall(layer, x, geometry, layer.prepare(geometry, context))).detach()
@@ -124,9 +119,9 @@ def test_molflt_is_its_formula(name: str) -> None:
     torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-11)
 
 
-def test_the_last_pass_counts_and_hooks_are_gone() -> None:
+def test_the_last_pass_counts_and_hooks_are_gone():
     model, atoms = make_model("molflt", n_recycles=3), STRUCTURES["molecule"]()
-    inputs: list[torch.Tensor] = []
+    inputs = []
     handle = model.encoder.layers[0].attention.register_forward_pre_hook(lambda m, a: inputs.append(a[0]))
     calls = calls_of(model, atoms)
     handle.remove()

@@ -1,12 +1,7 @@
 """Both pages in a real browser: they draw, answer and turn, ask for nothing, and no name in them runs."""
 
-from __future__ import annotations
-
 import io
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +38,7 @@ HIDDEN_LEGENDS = """() => Array.from(document.querySelectorAll('.legend, .scale'
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
         yield opened
@@ -53,29 +48,29 @@ def browser() -> Iterator[Any]:
 class Opened:
     """A page, and what was wrong on the way: errors, dialogs, requests for anything but the file itself."""
 
-    def __init__(self, browser: Any, path: Path, n_scripts: int) -> None:
+    def __init__(self, browser, path, n_scripts):
         self.n_scripts = n_scripts
         self.page = browser.new_page(viewport={"width": 1200, "height": 900})
         self.page.set_default_timeout(_TIMEOUT)
-        self.problems: list[str] = []
+        self.problems = []
         self.page.on("request", lambda r: self._problem(r.url) if r.url != path.as_uri() else None)
         self.page.on("console", lambda message: self._problem(message.text) if message.type == "error" else None)
         self.page.on("pageerror", lambda error: self._problem(str(error)))
         self.page.on("dialog", lambda dialog: (self._problem(f"dialog: {dialog.message}"), dialog.dismiss()))
         self.page.goto(path.as_uri())
 
-    def _problem(self, text: str) -> None:
+    def _problem(self, text):
         # Pictures of 3D scenes are kept in memory.
         if not text.startswith(("data:", "blob:")):
             self.problems.append(text)
 
-    def picture(self, selector: str, k: int = 0) -> Image.Image:
+    def picture(self, selector, k=0):
         place = self.page.locator(selector).nth(k)
         place.scroll_into_view_if_needed()
         self.page.wait_for_timeout(200)
         return Image.open(io.BytesIO(place.screenshot(timeout=_TIMEOUT))).convert("RGB")
 
-    def check(self) -> None:
+    def check(self):
         """No complaint, nothing that a name brought in, and room on a narrow screen."""
         assert self.problems == []
         assert self.page.locator("img").count() == 0
@@ -88,26 +83,25 @@ class Opened:
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Any, report: Path) -> Iterator[Opened]:
+def opened(browser, report):
     found = Opened(browser, report, 2)
     yield found
     found.page.close()
 
 
-def n_colours(picture: Image.Image) -> int:
+def n_colours(picture):
     colours = picture.getcolors(1 << 24)
-    assert colours is not None
     return len(colours)
 
 
-def test_the_report_opens_without_network_and_without_errors(opened: Opened) -> None:
+def test_the_report_opens_without_network_and_without_errors(opened):
     assert n_colours(opened.picture(".figure")) > 20
     opened.page.evaluate("window.scrollTo({top: 0, behavior: 'instant'})")
     assert opened.picture("header").getpixel((5, 5)) == (20, 50, 77)
     opened.check()
 
 
-def test_a_script_that_got_in_would_not_run(browser: Any, report: Path, tmp_path: Path) -> None:
+def test_a_script_that_got_in_would_not_run(browser, report, tmp_path):
     path = tmp_path / "tampered.html"
     attack = "<main><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
     path.write_text(report.read_text(encoding="utf-8").replace("<main>", attack), encoding="utf-8")
@@ -118,7 +112,7 @@ def test_a_script_that_got_in_would_not_run(browser: Any, report: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_every_figure_draws_and_structures_are_coloured_balls(opened: Opened) -> None:
+def test_every_figure_draws_and_structures_are_coloured_balls(opened):
     n_figures = opened.page.locator(".figure svg").count()
     assert n_figures >= 8
     for k in range(n_figures):
@@ -135,7 +129,7 @@ def test_every_figure_draws_and_structures_are_coloured_balls(opened: Opened) ->
 
 
 @pytest.mark.slow
-def test_pointing_at_a_dot_shows_the_name_as_text(opened: Opened) -> None:
+def test_pointing_at_a_dot_shows_the_name_as_text(opened):
     dot = opened.page.locator("#overview .figure use:has(title)").first
     texts = dot.evaluate("""dot => {
         dot.scrollIntoView({behavior: 'instant', block: 'center'});
@@ -151,7 +145,7 @@ def test_pointing_at_a_dot_shows_the_name_as_text(opened: Opened) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["molflt", "softmax"])
-def test_an_explanation_draws_and_answers(attention: str, browser: Any, tmp_path: Path) -> None:
+def test_an_explanation_draws_and_answers(attention, browser, tmp_path):
     """Every ball has the colour of its atom's weight, letters say what it is, and all rows are there."""
     loaded = make_loaded(attention)
     found = explain(loaded, from_atoms(slab("Cu"), ReadOptions(tags="oc20"), name="slab"), 2)
@@ -186,7 +180,7 @@ def test_an_explanation_draws_and_answers(attention: str, browser: Any, tmp_path
     assert covered.any()
     assert n_colours(opened.picture(".scene", 0)) > 120
 
-    def check(expected: np.ndarray, shown: str) -> None:
+    def check(expected, shown):
         page.wait_for_function(f"() => document.body.dataset.shown === '{shown}'")
         np.testing.assert_allclose(page.evaluate(f"{view}.values"), expected, rtol=1e-5, atol=1e-7)
         low, high = page.evaluate(f"{view}.ends")

@@ -1,7 +1,5 @@
 """What the figures show, against numbers worked out by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -25,7 +23,7 @@ from molflt.report.page import svg
 from tests.report.conftest import evaluated_set, evaluation_of
 
 
-def test_learning_curves() -> None:
+def test_learning_curves():
     records = [
         {"epoch": 1, "step": 1, "val/energy_mae": 3.0, "train/energy_mae": 5.0},
         {"epoch": 3, "step": 2, "val/energy_mae": 1.0, "train/energy_mae": 4.0, "b/energy_mae": 0.5},
@@ -42,7 +40,7 @@ def test_learning_curves() -> None:
     assert learning_curves(records, "force_mae") == []
 
 
-def test_parity_shows_a_sample_of_a_large_set() -> None:
+def test_parity_shows_a_sample_of_a_large_set():
     n = 3 * MOST_POINTS
     (one,) = evaluated_set(n=1).structures
     large = evaluation_of([one] * n, np.zeros(n), np.full(n, 0.5))
@@ -56,7 +54,7 @@ def test_parity_shows_a_sample_of_a_large_set() -> None:
     assert low < high
 
 
-def test_forces_of_free_atoms_are_compared_on_one_scale() -> None:
+def test_forces_of_free_atoms_are_compared_on_one_scale():
     whole = evaluated_set(n=2)
     random = np.random.default_rng(0)
     expected = [random.normal(size=(n, 3)) for n in whole.table.sizes]
@@ -70,7 +68,6 @@ def test_forces_of_free_atoms_are_compared_on_one_scale() -> None:
     )
     error = np.concatenate([(p - e)[1:].ravel() for p, e in zip(predicted, expected, strict=True)])
     metrics = found.force_metrics
-    assert metrics is not None
     assert metrics.force_mae == pytest.approx(np.abs(error).mean())
     assert metrics.force_rmse == pytest.approx((error**2).mean() ** 0.5)
     (axes,) = figure(draw_forces, [found]).axes
@@ -80,7 +77,7 @@ def test_forces_of_free_atoms_are_compared_on_one_scale() -> None:
     np.testing.assert_allclose(y - x, error)
 
 
-def test_points_and_bars_are_the_numbers() -> None:
+def test_points_and_bars_are_the_numbers():
     found = evaluated_set(n=8, std=True)
     for draw, y, units in ((draw_parity, found.predicted, 1), (draw_residuals, found.error, 2)):
         drawn = figure(draw, [found], "energy")
@@ -100,7 +97,7 @@ def test_points_and_bars_are_the_numbers() -> None:
     assert [text.get_text() for text in axes.texts] == [str(n) for n in groups.n[0]]
 
 
-def test_on_a_page_each_point_tells_its_structure() -> None:
+def test_on_a_page_each_point_tells_its_structure():
     """A name may hold anything, and letters that matplotlib's font lacks."""
     found = evaluated_set("值 $x$ \x1b", n=8)
     place = svg(figure(draw_parity, [found], "energy"))
@@ -116,7 +113,7 @@ def test_on_a_page_each_point_tells_its_structure() -> None:
         assert text.startswith(f"{name}\n{formula}\nexpected {found.expected[k]:.4f} eV")
 
 
-def test_a_narrow_range_has_numbers_on_its_logarithmic_axis() -> None:
+def test_a_narrow_range_has_numbers_on_its_logarithmic_axis():
     for values in ([0.62, 0.65, 0.68], [0.011, 0.4, 9.0]):
         curve = Curve("val", np.arange(1, 4), np.array(values))
         (axes,) = figure(draw_learning, [curve], "MAE / eV", None).axes

@@ -1,38 +1,38 @@
-"""Contributions that add up, and the invariances an explanation inherits from the model."""
+"""Explanations: contributions add up, invariances are the model's; what the command prints, writes and refuses."""
 
-from __future__ import annotations
-
+import csv
+import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
 from ase.build import fcc111, molecule
+from ase.io import write
 
 from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.predict import predict
-from molflt.report.explain import Explanation, explain
+from molflt.report.explain import explain
 from tests.attention.structures import STRUCTURES, rotated
 from tests.model.files import metadata_of
 from tests.model.models import make_model
 
 
-def make_loaded(attention: Any = "molflt", **options: Any) -> LoadedModel:
+def make_loaded(attention="molflt", **options):
     model = make_model(attention, **options)
     return LoadedModel(model, metadata_of(model.config, elements=[1, 6, 8, 29]), Path("model.safetensors"))
 
 
-def explained(loaded: LoadedModel, atoms: Atoms, atom: int | None = None) -> Explanation:
+def explained(loaded, atoms, atom=None):
     return explain(loaded, from_atoms(atoms, "structure", ReadOptions(tags="oc20")), atom)
 
 
 @pytest.mark.parametrize(("name", "recycles"), [("molecule", 1), ("slab_open", 1), ("molecule", 3)])
-def test_the_parts_add_up(name: str, recycles: int) -> None:
+def test_the_parts_add_up(name, recycles):
     loaded = make_loaded(n_recycles=recycles)
     found = explained(loaded, STRUCTURES[name]())
     assert found.energy == pytest.approx(found.mean + found.atomic_energies.sum(), abs=1e-9)
@@ -44,7 +44,7 @@ def test_the_parts_add_up(name: str, recycles: int) -> None:
     assert found.atom == np.abs(found.learnt - np.median(found.learnt)).argmax()
 
 
-def test_the_energy_is_the_predicted_one(loaded: LoadedModel, val_set: Any) -> None:
+def test_the_energy_is_the_predicted_one(loaded, val_set):
     prediction = predict(loaded, val_set)
     for i in range(3):
         found = explain(loaded, val_set[i])
@@ -65,7 +65,7 @@ def test_the_energy_is_the_predicted_one(loaded: LoadedModel, val_set: Any) -> N
         ("ra-rpe", "wire"),
     ],
 )
-def test_turned_mirrored_and_reordered_atoms_have_the_same_numbers(attention: str, name: str) -> None:
+def test_turned_mirrored_and_reordered_atoms_have_the_same_numbers(attention, name):
     loaded, atoms = make_loaded(attention), STRUCTURES[name]()
     before = explained(loaded, atoms, 1)
     order = np.random.default_rng(0).permutation(len(atoms))
@@ -82,7 +82,7 @@ def test_turned_mirrored_and_reordered_atoms_have_the_same_numbers(attention: st
     assert np.abs(after.attention - before.attention).max() > 1e-4
 
 
-def test_distances_are_to_the_nearest_image() -> None:
+def test_distances_are_to_the_nearest_image():
     atoms = fcc111("Cu", (3, 3, 2), vacuum=6.0)
     atoms.positions += np.arange(len(atoms))[:, None] % 3 * atoms.cell[0]
     found = explained(make_loaded(), atoms, 4)
@@ -91,13 +91,7 @@ def test_distances_are_to_the_nearest_image() -> None:
     assert found.distance.max() < 6
 
 
-def test_atoms_out_of_range_are_refused() -> None:
-    for atom in (9, -1):
-        with pytest.raises(InputError, match=f"no atom {atom}; its 9 atoms are counted from 0 to 8"):
-            explained(make_loaded(), molecule("CH3CH2OH"), atom)
-
-
-def test_what_cannot_be_computed_is_refused() -> None:
+def test_what_cannot_be_computed_is_refused():
     loaded = make_loaded()
     with torch.no_grad():
         loaded.model.energy_head.factor.fill_(torch.inf)
@@ -105,3 +99,71 @@ def test_what_cannot_be_computed_is_refused() -> None:
         explained(loaded, molecule("H2O"))
     with pytest.raises(InputError, match="Å apart"):
         explained(make_loaded(), Atoms("H2", [[0, 0, 0], [0, 0, 0]]))
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_table_and_page(molflt, tiny_run, tiny_data, val_set):
+    result = molflt("explain", tiny_run, tiny_data / "val.lmdb", "--index", 1, "--atom", 3)
+    assert result.status == 0, result
+    assert result.err == ""
+    assert result.out.startswith(f"{val_set[1].name}: y_relaxed ")
+    assert "3 ←" in result.out
+    assert result.out.count("│\n") == len(val_set[1].atomic_numbers)
+    assert result.out.endswith("page in explain.html\n")
+    assert Path("explain.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    again = molflt("explain", tiny_run, "O")
+    assert (again.status, again.out) == (2, "")
+    assert "explain.html: exists already; choose another name or give --overwrite" in again.err
+    assert molflt("explain", tiny_run, "O", "--overwrite").status == 0
+
+
+def test_json(molflt, model_path, tiny_data, loaded, val_set):
+    result = molflt("explain", model_path, tiny_data / "val.lmdb", "--index", 2, "--json")
+    content = json.loads(result.out)
+    assert content["energy_eV"] == pytest.approx(predict(loaded, val_set).energies[2], abs=1e-5)
+    total = content["mean_eV"] + sum(atom["contribution_eV"] for atom in content["atoms"])
+    assert total == pytest.approx(content["energy_eV"], abs=1e-9)
+    assert [atom["index"] for atom in content["atoms"]] == list(range(len(val_set[2].atomic_numbers)))
+    assert len(content["attention"]) == 1
+    assert len(content["attention"][0]) == 2
+    assert len(content["attention"][0][0]) == len(content["distance_A"]) == len(content["atoms"])
+    assert not Path("explain.html").exists()
+
+
+def test_csv(molflt, model_path):
+    result = molflt("explain", model_path, "smiles:CO", "--atom", 1, "-o", "atoms.csv")
+    assert result.status == 0, result
+    with open("atoms.csv", encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    assert [row["element"] for row in rows] == ["C", "O", "H", "H", "H", "H"]
+    for row in rows:
+        assert float(row["contribution_eV"]) == pytest.approx(float(row["reference_eV"]) + float(row["learnt_eV"]))
+    assert float(rows[1]["distance_from_1_A"]) == 0
+    assert float(rows[0]["distance_from_1_A"]) > 1
+    assert "attention_of_1" in rows[0]
+    assert not Path("explain.html").exists()
+
+
+def test_large_structures_are_cut_in_print(molflt, model_path):
+    result = molflt("explain", model_path, "C" * 12, "-o", "atoms.csv")
+    assert "the largest parts, 20 of 38 atoms; -o NAME.csv writes all" in result.out
+    assert result.out.count("│\n") in (20, 21)
+    assert "←" in result.out
+
+
+def test_unknown_elements_are_named_and_texts_from_data_stay_texts(molflt, model_path):
+    write("plain.xyz", molecule("CH3Cl"))
+    folder = Path("<script>alert(1)<")
+    folder.mkdir()
+    Path("plain.xyz").rename(folder / "a&b.xyz")
+    result = molflt("explain", model_path, folder / "a&b.xyz")
+    assert result.status == 0, result
+    assert "what it says may mean little\n  the model was not trained on Cl\n" in result.err
+    page = Path("explain.html").read_text(encoding="utf-8")
+    assert "<li>the model was not trained on Cl</li>" in page
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/a&amp;b.xyz" in page

@@ -1,19 +1,11 @@
 """``molflt plot``: every kind as a file, and mistakes before any work."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 from PIL import Image
 
-Run = Callable[..., Any]
-
 
 @pytest.mark.parametrize("kind", ["curves", "rpe", "spectrum", "parity", "residuals", "elements", "sizes"])
-def test_png(kind: str, molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_png(kind, molflt, tiny_run, tiny_data, tmp_path):
     out = tmp_path / "figure.png"
     data = [] if kind in ("curves", "rpe", "spectrum") else [tiny_data / "val.lmdb"]
     result = molflt("plot", kind, tiny_run, *data, "-o", out)
@@ -22,12 +14,11 @@ def test_png(kind: str, molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: 
     with Image.open(out) as picture:
         assert min(picture.size) > 600
         colours = picture.convert("RGB").getcolors(1 << 24)
-        assert colours is not None
         assert len(colours) > 20
         assert max(colours)[1] == (255, 255, 255)
 
 
-def test_other_formats_and_overwriting(molflt: Run, tiny_run: Path, tmp_path: Path) -> None:
+def test_other_formats_and_overwriting(molflt, tiny_run, tmp_path):
     for suffix, start in ((".svg", b"<?xml"), (".pdf", b"%PDF")):
         (tmp_path / f"f{suffix}").write_text("old", encoding="utf-8")
         out = ("-o", tmp_path / f"f{suffix}", "--overwrite")
@@ -35,29 +26,16 @@ def test_other_formats_and_overwriting(molflt: Run, tiny_run: Path, tmp_path: Pa
         assert (tmp_path / f"f{suffix}").read_bytes().startswith(start)
 
 
-def test_mistakes(molflt: Run, tiny_run: Path, tiny_data: Path, tmp_path: Path) -> None:
-    (tmp_path / "old.png").write_bytes(b"")
+def test_what_is_there_stays(molflt, tmp_path):
+    (tmp_path / "old.png").write_bytes(b"old")
     (tmp_path / "folder.png").mkdir()
-    val = tiny_data / "val.lmdb"
-    for arguments, message in (
-        (["parity", "absent", val, "-o", tmp_path / "f.jpg"], "must end in .png, .svg or .pdf"),
-        (["parity", "absent", val, "-o", tmp_path / "old.png"], "give --overwrite"),
-        (["parity", "absent", val, "-o", tmp_path / "folder.png"], "is a folder"),
-        (["parity", "absent", "-o", tmp_path / "f.png"], "give labelled structures"),
-        (["rpe", "absent", val, "-o", tmp_path / "f.png"], "leave out"),
-        (["parity", "absent.safetensors", val, "-o", tmp_path / "f.png"], "no such file"),
-        (["curves", tmp_path, "-o", tmp_path / "f.png"], "metrics.jsonl"),
-        (["curves", tmp_path / "absent", "-o", tmp_path / "f.png"], "no such file"),
-        (["adsorbates", tiny_run, val, "-o", tmp_path / "f.png"], "plot 'elements' or 'sizes'"),
-    ):
-        result = molflt("plot", *arguments)
-        assert result.status == 2, result
-        assert result.err.startswith("Error: "), result
-        assert message in result.err.replace("\n", " "), result
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["folder.png", "old.png"]
+    for name, message in (("old.png", "give --overwrite"), ("folder.png", "is a folder")):
+        result = molflt("plot", "rpe", "absent", "-o", tmp_path / name)
+        assert (result.status, message in result.err) == (2, True), result
+    assert (tmp_path / "old.png").read_bytes() == b"old"
 
 
-def test_no_far_field_no_curve(molflt: Run, performer_path: Path, tmp_path: Path) -> None:
+def test_no_far_field_no_curve(molflt, performer_path, tmp_path):
     for kind in ("rpe", "spectrum"):
         result = molflt("plot", kind, performer_path, "-o", tmp_path / "f.png")
         assert result.status == 2

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from scripts.results import ROOT
 
 
 @pytest.fixture(scope="module", autouse=True)
-def number_of_threads() -> Iterator[None]:
+def number_of_threads():
     """As before, whatever a script did: the last digits of a sum depend on it."""
     before = torch.get_num_threads()
     yield
@@ -20,10 +19,9 @@ def number_of_threads() -> Iterator[None]:
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """``call(main, *arguments)``: a script's main, in this process."""
+def call(monkeypatch):
 
-    def run(main: Callable[[], object], *arguments: object) -> None:
+    def run(main, *arguments):
         monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
         main()
 
@@ -31,10 +29,10 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def python() -> Callable[..., subprocess.CompletedProcess[str]]:
+def python():
     """``python(*arguments)``: another process, at the root of the repository."""
 
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    def run(*arguments):
         command = [sys.executable, *map(str, arguments)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         return subprocess.run(

@@ -75,7 +75,6 @@ def test_it_is_made_from_the_slices(tmp_path):
 
 @pytest.mark.slow
 def test_what_the_data_card_says(bundled):
-    """Counts, units and invariants of the bundled files."""
     everything = [*bundled["train"], *bundled["val"]]
     assert [len(bundled[name]) for name in ("train", "val")] == [1826, 616]
     assert {data.slice for data in bundled["val"]} == {"1"}
@@ -128,7 +127,6 @@ def test_baselines_on_a_table_that_can_be_solved_by_hand():
 
 @pytest.fixture
 def runs(loaded, tmp_path):
-    """Two models that differ, in files that know where they were trained."""
     paths = [tmp_path / f"{k}.safetensors" for k in (0, 1)]
     for k, path in enumerate(paths):
         other = copy.deepcopy(loaded)
@@ -140,7 +138,6 @@ def runs(loaded, tmp_path):
 
 @pytest.fixture
 def val(tmp_path):
-    """Carbon monoxide near two metals, at distances and with labels that are drawn."""
     random, records = np.random.default_rng(0), []
     for k in range(24):
         atoms = row(f"{('pt', 'cu')[k % 2]}-1101-a", 1, random.normal())
@@ -177,19 +174,6 @@ def test_an_ensemble_is_shipped(runs, val, tiny_data, tmp_path, monkeypatch):
         "| guessing | 1.500 |",
         f"| **`pretrained:fg`** | **{error.mean():.3f}** |",
     ]
-    monkeypatch.setattr(ship, "LARGEST", 1000)
-    before = (tmp_path / ship.MODEL).read_bytes()
-    with pytest.raises(SystemExit, match=r"more than 0\.001"):
-        ship.ship([str(path) for path in runs], "tiny", tmp_path, train, val)
-    with pytest.raises(SystemExit, match="was not trained on"):
-        ship.ship([str(runs[0])], "tiny", tmp_path, str(tiny_data / "val.lmdb"), val)
-    other = load_members(str(runs[1]))[0]
-    lies = other.metadata.model_copy(update={"validation": {"val/energy_mae": 0.5 * float(error.mean())}})
-    save_model(tmp_path / "lies.safetensors", other.model, lies)
-    with pytest.raises(SystemExit, match=r"lies.*its error on .* was .* and is"):
-        ship.ship([str(runs[0]), str(tmp_path / "lies.safetensors")], "tiny", tmp_path, train, val)
-    assert (tmp_path / ship.MODEL).read_bytes() == before
-    assert sorted(path.name for path in (tmp_path / ship.MODEL).parent.iterdir()) == ["fg.safetensors"]
 
 
 def test_cards_readme_and_demo_agree():
@@ -213,6 +197,5 @@ def test_cards_readme_and_demo_agree():
     assert GUESSED.endswith(f"68% of pretrained:fg's errors on {len(guesses)} structures were below {below}")
     shipped = load_members("pretrained:fg")
     uncertainty = uncertainty_of(shipped)
-    assert uncertainty is not None
     said = {row["of"]: float(row["inside_68"]) for row in rows if row["by"] == "uncertainty"}
     assert list(said.values()) == pytest.approx(uncertainty.coverage, abs=1e-4)

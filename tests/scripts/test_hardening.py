@@ -1,22 +1,17 @@
 """The attacks of scripts/hardening find nothing in molflt, and find what is put there."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import torch
 
-from scripts import results
 from scripts.hardening import fuzz, soak, trial
-from scripts.hardening.chaos_jobs import differences, page_content, run_content
+from scripts.hardening.chaos_jobs import differences, run_content
 from scripts.hardening.fuzz_targets import TARGETS, Target
 
 N = {
@@ -27,7 +22,7 @@ N = {
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_hostile_input_is_refused(target: str, tmp_path: Path) -> None:
+def test_hostile_input_is_refused(target, tmp_path):
     assert fuzz.run(target, 0, N.get(target, 400)) == []
     make = TARGETS[target](tmp_path).make
     first, again, other = (make(Random(seed)) for seed in (1, 1, 2))
@@ -36,40 +31,30 @@ def test_hostile_input_is_refused(target: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", [name for name in trial.ATTACKS if name not in TARGETS])
-def test_a_round_of_kills_or_threads(attack: str, python: Callable[..., Any]) -> None:
+def test_a_round_of_kills_or_threads(attack, python):
     done = python("-m", "scripts.hardening.trial", "--seconds", "0", "--seed", "1", "--attack", attack)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-def test_a_minute_in_search_of_leaks(python: Callable[..., Any]) -> None:
-    done = python("-m", "scripts.hardening.soak", "--minutes", "1")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def _raises(raw: bytes) -> None:
+def _raises(raw):
     raise KeyError("x")
 
 
-def _sleeps(raw: bytes) -> None:
+def _sleeps(raw):
     time.sleep(60)
 
 
-def _dies(raw: bytes) -> None:
+def _dies(raw):
     os.abort()
 
 
-def _runs(raw: bytes) -> None:
+def _runs(raw):
     os.system("true")
 
 
-def _grows(raw: bytes) -> None:
+def _grows(raw):
     # written to: what is only reserved takes no memory
     _ = b"x" * (fuzz.MOST_MEMORY + (64 << 20))
-
-
-def _takes_all(raw: bytes) -> None:
-    bytearray(2 * fuzz.ADDRESS_SPACE)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +65,11 @@ def _takes_all(raw: bytes) -> None:
         (_dies, "the process ended with status -6"),
         (_runs, "it ran: os.system"),
         (_grows, "it took 1"),
-        (_takes_all, "MemoryError"),
     ],
 )
-def test_the_fuzzer_finds_what_is_wrong_and_goes_on(
-    read: object, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fuzzer_finds_what_is_wrong_and_goes_on(read, expected, monkeypatch):
     monkeypatch.setattr(fuzz, "MOST_MEMORY", 1 << 26)
-    monkeypatch.setitem(TARGETS, "pyg1", lambda folder: Target(lambda random: b"", read))  # type: ignore[arg-type]
+    monkeypatch.setitem(TARGETS, "pyg1", lambda folder: Target(lambda random: b"", read))
     found = fuzz.run("pyg1", 5, 2, seconds=0.3 if read is _sleeps else 60.0)
     assert len(found) == 2
     for seed, line in zip((5, 6), found, strict=True):
@@ -95,7 +77,7 @@ def test_the_fuzzer_finds_what_is_wrong_and_goes_on(
         assert expected in line
 
 
-def test_one_bit_is_a_difference(tiny_run: Path) -> None:
+def test_one_bit_is_a_difference(tiny_run):
     weights = {"a": torch.tensor([1.0, 2.0]), "b": b"x", "n": 1}
     assert differences(dict(weights), weights) == []
     assert differences({**weights, "a": torch.nextafter(weights["a"], torch.tensor(9.0))}, weights) == ["a"]
@@ -108,18 +90,8 @@ def test_one_bit_is_a_difference(tiny_run: Path) -> None:
     assert {"metrics.csv", "metrics.jsonl", "config.yaml", "best.safetensors", "last.safetensors"} <= set(content)
 
 
-def test_the_date_of_a_report_does_not_count(tmp_path: Path) -> None:
-    text = "<dl><dt>report written</dt><dd>2024-01-0{} 10:00 UTC</dd><dt>seed</dt><dd>{}</dd></dl>"
-    pages, path = [], tmp_path / "r.html"
-    for day, seed in ((1, 3), (2, 3), (2, 4)):
-        path.write_text(text.format(day, seed), encoding="utf-8")
-        pages.append(page_content(path))
-    assert differences(pages[0], pages[1]) == []
-    assert differences(pages[0], pages[2]) == ["r.html"]
-
-
 @pytest.fixture
-def little_garbage() -> Iterator[None]:
+def little_garbage():
     """What other tests have left is not collected at every sample: that takes longer than the tests."""
     gc.freeze()
     yield
@@ -127,16 +99,16 @@ def little_garbage() -> Iterator[None]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
-def test_a_leak_is_found(little_garbage: None) -> None:
-    held: list[mmap.mmap] = []
-    files: list[int] = []
+def test_a_leak_is_found(little_garbage):
+    held = []
+    files = []
 
-    def take_memory() -> None:
+    def take_memory():
         # Mapped, so that no hole that earlier tests have left in the heap takes it.
         held.append(mmap.mmap(-1, 1 << 21))
         held[-1].write(b"1" * (1 << 21))
 
-    def sampled(work: Callable[[], object]) -> soak.Series:
+    def sampled(work):
         series = soak.Series("some work")
         for calls in range(60):
             work()
@@ -157,18 +129,3 @@ def test_a_leak_is_found(little_garbage: None) -> None:
     assert descriptors.growth()[1] == pytest.approx(1, rel=0.1)
     assert sampled(lambda: bytes(bytearray(1 << 18))).complaints(limits) == []
     assert "too few" in soak.Series("short", [1], [1.0], [1.0]).complaints(limits)[0]
-
-
-def test_what_got_through_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    attack = trial.Attack("a thing", lambda seed: (10, [f"seed {seed}"] if seed == 8 else []))
-    assert trial.run(attack, 7, 0) == (1, (10, []))
-    rounds, found = trial.run(attack, 7, 0.05)
-    assert found == (10 * rounds, ["seed 8"])
-    path = tmp_path / "attacks.csv"
-    monkeypatch.setitem(trial.ATTACKS, "a", attack)
-    trial.record(path, "a", (3, []), 5.0, "0 to 0")
-    trial.record(path, "a", (12345, ["x"]), 5400.0, "0 to 9")
-    (row,) = results.read(path)
-    shown = [row[column] for column in ("attack", "what was tried", "tries", "minutes", "got through", "conditions")]
-    assert shown == ["a", "a thing", "12,345", "90", "1", "seeds=0 to 9"]
-    assert list(trial.FILES) == list(TARGETS)

@@ -1,18 +1,18 @@
-"""Results as data: what is written is read back, and the pages say what the CSV files say."""
+"""Results as data, and pages that say what the CSV files say; the lock file fits the project."""
 
-import argparse
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from scripts import results
-from scripts.benchmarks import accuracy, pilots
 from scripts.tools import floors, tables
 
 
 def test_the_tables_of_the_pages_are_those_of_the_csv_files():
-    """All of them; and no table that is quoted has lost its markers."""
     found = tables.pages()
     stale = [str(path) for path, (text, new, _) in found.items() if text != new]
     assert not stale, "python -m scripts.tools.tables"
@@ -50,12 +50,6 @@ def test_a_damaged_page_or_csv_is_noticed(tmp_path):
             tables.pages(tmp_path)
 
 
-def test_accuracy_is_summarised_over_runs():
-    run = {"set": "qm7", "model": "flt", "epochs": "3", "minutes": "1", "parameters": "1234"}
-    rows = [{**run, "split": split, "mae": mae} for mae in ("0.1", "0.2") for split in ("val", "test")]
-    assert "| flt | 0.1500 ± 0.0707 | 0.1500 ± 0.0707 | 2 | 3 | 1.0 | 1,234 |" in accuracy.table("qm7", rows=rows)
-
-
 def test_a_store_keeps_rows_and_does_not_mix_conditions(tmp_path):
     path, columns = tmp_path / "t.csv", ("point", "status", "seconds")
     store = results.Store(path, columns, {"threads": 1})
@@ -68,20 +62,6 @@ def test_a_store_keeps_rows_and_does_not_mix_conditions(tmp_path):
     assert again.rows[1]["software"] == "another"
     with pytest.raises(SystemExit, match="other conditions"):
         results.Store(path, columns, {"threads": 2})
-
-
-def test_a_wrong_output_folder_gets_one_line(tmp_path, call, capsys):
-    """Of every command line with --out: the type of the argument, and one of the commands."""
-    file = tmp_path / "file"
-    file.touch()
-    for wrong in (file, file / "below"):
-        with pytest.raises(argparse.ArgumentTypeError, match="cannot be the output folder"):
-            results.output_folder(str(wrong))
-    assert results.output_folder(str(tmp_path / "new" / "folder")).is_dir()
-    with pytest.raises(SystemExit) as stop:
-        call(pilots.main, "dipoles", "--out", file)
-    assert stop.value.code == 2
-    assert capsys.readouterr().err.endswith(f"--out: {file} cannot be the output folder (File exists)\n")
 
 
 def test_every_command_explains_itself():
@@ -132,12 +112,18 @@ def test_the_oldest_packages_are_those_that_were_tried(tmp_path):
     assert floors.tried(tmp_path / "e.csv") != floors.stated()
 
 
-def test_figures_are_whole_or_not_there(tmp_path):
-    class Broken:
-        def savefig(self, path, **options):
-            Path(path).write_bytes(b"half")
-            raise RuntimeError("disk full")
+ROOT = Path(__file__).resolve().parents[2]
+_PINNED = re.compile(r"([A-Za-z0-9._-]+)==(\S+)(?:\s+--hash=sha256:[0-9a-f]{64})+")
 
-    with pytest.raises(RuntimeError):
-        results.save(Broken(), tmp_path / "f.png")
-    assert list(tmp_path.iterdir()) == []
+
+def test_the_lock_fits_the_project():
+    text = re.sub(r"^#.*\n", "", (ROOT / "requirements.lock").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    matches = [_PINNED.fullmatch(line.strip()) for line in text.replace("\\\n", " ").splitlines()]
+    versions = {canonicalize_name(match[1]): match[2] for match in matches if match}
+    assert len(versions) == len(matches) > 100
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [text for name in ("dev", "literature", "torch-sim") for text in project["optional-dependencies"][name]]
+    constraints = re.findall(r"^[^#\s].*", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    for wanted in map(Requirement, [*project["dependencies"], *extras, *constraints]):
+        if wanted.name != project["name"]:
+            assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)], prereleases=True), wanted

@@ -1,14 +1,10 @@
 """What tests of training share: short runs, stopping them, comparing them, and runs of several processes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import ase.io
 import torch
@@ -17,9 +13,8 @@ from lightning.pytorch.callbacks import Callback
 from molflt.data.ase import to_atoms
 from molflt.data.open import open_dataset
 from molflt.model.model_file import load_model
-from molflt.training.config import TrainConfig
 from molflt.training.config_file import to_yaml
-from molflt.training.run import Run, train
+from molflt.training.run import train
 from molflt.training.run_directory import read_records
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -39,33 +34,30 @@ QUICK = {"data.max_atoms": 150, "trainer.max_epochs": 1}
 """Few batches, for tests in which their number does not matter."""
 
 
-def quiet(line: str) -> None:
+def quiet(line):
     pass
 
 
-def go(config: TrainConfig, folder: Path, *callbacks: Callback, resume: bool = False) -> Run:
-    """Train without a word."""
+def go(config, folder, *callbacks, resume=False):
     return train(config, folder, resume, quiet, list(callbacks))
 
 
 class Stop(Callback):
     """Ctrl-C before a batch of choice."""
 
-    def __init__(self, epoch: int, batch: int) -> None:
+    def __init__(self, epoch, batch):
         self.epoch, self.batch = epoch, batch
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if (trainer.current_epoch, batch_idx) == (self.epoch, self.batch):
             raise KeyboardInterrupt
 
 
 class StopValidation(Callback):
-    """Ctrl-C while the validation of an epoch runs."""
-
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch):
         self.epoch = epoch
 
-    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_epoch_start(self, trainer, pl_module):
         if trainer.current_epoch == self.epoch:
             raise KeyboardInterrupt
 
@@ -73,16 +65,15 @@ class StopValidation(Callback):
 class CrashBetweenFiles(Callback):
     """A crash after the epoch's metrics and models were written and before its checkpoint."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch):
         self.epoch = epoch
 
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
         if trainer.current_epoch == self.epoch:
             raise RuntimeError("crash")
 
 
-def assert_same_run(a: Path, b: Path) -> None:
-    """To the last bit."""
+def assert_same_run(a, b):
     assert read_records(a) == read_records(b)
     for name in ("metrics.csv", "metrics.jsonl"):
         assert (a / name).read_bytes() == (b / name).read_bytes()
@@ -93,14 +84,14 @@ def assert_same_run(a: Path, b: Path) -> None:
             assert torch.equal(value, second.model.state_dict()[key]), key
 
 
-def written(config: TrainConfig, folder: Path) -> Path:
+def written(config, folder):
     """The YAML file of a configuration, in a folder that is made if it is not there."""
     folder.mkdir(exist_ok=True)
     (folder / "c.yaml").write_text(to_yaml(config), encoding="utf-8")
     return folder / "c.yaml"
 
 
-def with_forces(source: str | Path, path: Path) -> str:
+def with_forces(source, path):
     """A copy of a set whose structures have no forces of their own; any numbers will do."""
     frames = []
     for k, data in enumerate(open_dataset(source)):
@@ -110,7 +101,7 @@ def with_forces(source: str | Path, path: Path) -> str:
     return str(path)
 
 
-def environment(**extra: str) -> dict[str, str]:
+def environment(**extra):
     """One thread each, and nothing of a launcher under which the tests themselves may run."""
     kept = {
         key: value
@@ -120,20 +111,18 @@ def environment(**extra: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "NO_COLOR": "1", **extra}
 
 
-def torchrun(n: int, *arguments: object) -> list[str]:
-    """The command for ``n`` processes on this machine."""
+def torchrun(n, *arguments):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
     return [*launcher, *map(str, arguments)]
 
 
-def free_port() -> str:
-    """A port that was free a moment ago."""
+def free_port():
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])
 
 
-def slurm_task(rank: int, n: int, port: str) -> dict[str, str]:
+def slurm_task(rank, n, port):
     """What srun gives one of ``n`` tasks on a node of its own."""
     return environment(
         SLURM_JOB_ID="4242",
@@ -150,8 +139,7 @@ def slurm_task(rank: int, n: int, port: str) -> dict[str, str]:
     )
 
 
-def run(command: Sequence[str], **extra: str) -> subprocess.CompletedProcess[str]:
-    """Run to the end."""
+def run(command, **extra):
     return subprocess.run(
         list(command), capture_output=True, text=True, timeout=TIMEOUT, env=environment(**extra), check=False
     )

@@ -1,10 +1,5 @@
 """YAML and overrides in, a checked configuration out, and errors that name the key."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from molflt.attention.build import Sizes, build_attention
@@ -12,23 +7,23 @@ from molflt.attention.kernelised import KernelisedAttention
 from molflt.attention.layer import FourierAttention
 from molflt.attention.softmax import SoftmaxAttention
 from molflt.errors import InputError
-from molflt.training.config import TrainConfig, preset_config
+from molflt.training.config import preset_config
 from molflt.training.config_file import load_config
 from tests.training.runs import written
 
 
 @pytest.fixture
-def tiny_yaml(tmp_path: Path) -> Path:
+def tiny_yaml(tmp_path):
     return written(preset_config("tiny"), tmp_path)
 
 
-def _message(path: Path, *overrides: str) -> str:
+def _message(path, *overrides):
     with pytest.raises(InputError) as caught:
         load_config(path, overrides)
     return str(caught.value)
 
 
-def test_yaml_explains_every_key(tiny_yaml: Path) -> None:
+def test_yaml_explains_every_key(tiny_yaml):
     for line in tiny_yaml.read_text(encoding="utf-8").splitlines():
         if line and not line.endswith((":", ".lmdb")) and not line.startswith("#"):
             assert "  # " in line, line
@@ -39,7 +34,7 @@ def test_yaml_explains_every_key(tiny_yaml: Path) -> None:
     ["/a/" + "long folder/" * 20 + "x.lmdb", "a: b", "a # b", "${oc.env:HOME}", "ü Å", "'q\"", "yes", "1e5", " lead",
      "null", "~", "[x]", "{a}", "*a", "&b", "!x", "%y", "@z", "back\\slash", "C:\\data"],
 )  # fmt: skip
-def test_any_path_and_split_name_survives_yaml(text: str, tmp_path: Path) -> None:
+def test_any_path_and_split_name_survives_yaml(text, tmp_path):
     config = preset_config("tiny")
     config.data.train = text
     config.data.val = {text.replace("/", "_"): text}
@@ -47,7 +42,7 @@ def test_any_path_and_split_name_survives_yaml(text: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("value", [1e-12, 1e-6, 0.1, 1 / 3, 3e300, 5.0])
-def test_numbers_survive_yaml(value: float, tmp_path: Path) -> None:
+def test_numbers_survive_yaml(value, tmp_path):
     config = preset_config("tiny")
     config.optimiser.lr = value
     assert load_config(written(config, tmp_path)).optimiser.lr == value
@@ -65,13 +60,13 @@ def test_numbers_survive_yaml(value: float, tmp_path: Path) -> None:
         ("data.valid=x", "data.val"),
     ],
 )
-def test_misspelt_key_suggests_the_right_one(override: str, right: str, tiny_yaml: Path) -> None:
+def test_misspelt_key_suggests_the_right_one(override, right, tiny_yaml):
     message = _message(tiny_yaml, override)
     assert "there is no such key" in message
     assert message.endswith(f"did you mean {right}?")
 
 
-def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
+def test_every_mistake_is_named_at_once(tiny_yaml):
     message = _message(tiny_yaml, "trainer.max_epoch=1", "model.dim=x", "seed=-1")
     assert "trainer.max_epoch:" in message
     assert "model.dim: must be a valid integer, not 'x'" in message
@@ -106,9 +101,18 @@ def test_every_mistake_is_named_at_once(tiny_yaml: Path) -> None:
         ("data.val={train: x}", "'train' cannot name a validation split"),
         ("data.val={a/b: x}", "'a/b' cannot name a validation split"),
         ("loss.noisy_nodes=maybe", "loss.noisy_nodes: must be"),
+        ("loss.force_weight=1", "y_relaxed is the same all the way to the minimum"),
+        ("data.unit=kcal", "must be 'eV', 'meV', 'kcal/mol', 'kJ/mol' or 'Hartree', not 'kcal'"),
+        ("data.target=U0", "What the data call it is data.label"),
+        ("data.references={Xx: 1.0}", "Xx: no element"),
+        ("trainer.best_by=both", "trainer.best_by=both needs loss.force_weight above 0"),
+        (
+            "data={train: a, val: b, references: {H: 1.0}, standardise: structure}",
+            "data.references needs data.standard",
+        ),
     ],
 )
-def test_wrong_values(override: str, expected: str, tiny_yaml: Path) -> None:
+def test_wrong_values(override, expected, tiny_yaml):
     message = _message(tiny_yaml, override)
     assert str(tiny_yaml) in message
     assert expected in message
@@ -117,7 +121,7 @@ def test_wrong_values(override: str, expected: str, tiny_yaml: Path) -> None:
 @pytest.mark.parametrize(
     "override", ["trainer.max_epochs", "=3", "a..b=3", "[=3", "a.=1", "data.train={a", "seed=\udce9"]
 )
-def test_malformed_overrides_are_quoted(override: str, tiny_yaml: Path) -> None:
+def test_malformed_overrides_are_quoted(override, tiny_yaml):
     message = _message(tiny_yaml, override)
     assert f"override '{override}'" in message
     assert "\n" not in message
@@ -128,24 +132,21 @@ def test_malformed_overrides_are_quoted(override: str, tiny_yaml: Path) -> None:
     [b"", b"a: [", b"\x00\x01", b"seed: 0\nseed: 1\n", b"\xff\xfe\x00", b"1: 2\n", b"data: 3",
      b"seed: 1", b"data: {train: x}", b"x: !!python/object/apply:os.system [ls]", b"seed: &s 1\nseed: *s"],
 )  # fmt: skip
-def test_other_files(content: bytes, tmp_path: Path) -> None:
+def test_other_files(content, tmp_path):
     path = tmp_path / "wrong.yaml"
     path.write_bytes(content)
     assert str(path) in _message(path)
 
 
-def test_a_list_is_no_configuration(tmp_path: Path) -> None:
+def test_a_list_a_folder_and_nothing(tmp_path):
     path = tmp_path / "list.yaml"
     path.write_text("- a\n- b\n", encoding="utf-8")
     assert _message(path) == f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one"
-
-
-def test_missing_file_and_folder(tmp_path: Path) -> None:
     assert "molflt config tiny" in _message(tmp_path / "absent.yaml")
     assert "is a folder" in _message(tmp_path)
 
 
-def test_overrides_change_what_they_name_and_nothing_else(tiny_yaml: Path) -> None:
+def test_overrides_change_what_they_name_and_nothing_else(tiny_yaml):
     config = load_config(tiny_yaml, ["trainer.max_epochs=3", "optimiser.lr=1e-4", "data.train=a=b.lmdb"])
     expected = preset_config("tiny")
     expected.trainer.max_epochs = 3
@@ -154,7 +155,7 @@ def test_overrides_change_what_they_name_and_nothing_else(tiny_yaml: Path) -> No
     assert config == expected
 
 
-def test_overrides_of_sections_and_splits(tiny_yaml: Path) -> None:
+def test_overrides_of_sections_and_splits(tiny_yaml):
     config = load_config(tiny_yaml, ["trainer={max_epochs: 3, val_every: 2}", "data.val={mine: x.lmdb}"])
     assert (config.trainer.max_epochs, config.trainer.val_every) == (3, 2)
     assert config.trainer.deterministic == preset_config("tiny").trainer.deterministic
@@ -163,7 +164,7 @@ def test_overrides_of_sections_and_splits(tiny_yaml: Path) -> None:
     assert load_config(tiny_yaml, ["data.val.more=x.lmdb"]).data.val["more"] == "x.lmdb"
 
 
-def test_attention_by_name_and_then_in_part(tiny_yaml: Path) -> None:
+def test_attention_by_name_and_then_in_part(tiny_yaml):
     config = load_config(tiny_yaml, ["model.attention=local", "model.attention.moment_channels=16"])
     assert (config.model.attention.mechanism, config.model.attention.moment_channels) == ("local", 16)
     short = tiny_yaml.with_name("short.yaml")
@@ -171,7 +172,7 @@ def test_attention_by_name_and_then_in_part(tiny_yaml: Path) -> None:
     assert load_config(short, ["model.attention.n_features=32"]).model.attention.mechanism == "kernelised"
 
 
-def _first_layer(config: TrainConfig) -> Any:
+def _first_layer(config):
     model = config.model
     return build_attention(model.attention, Sizes(model.dim, model.n_heads, 1, model.n_rbf))[1][0]
 
@@ -187,12 +188,12 @@ def _first_layer(config: TrainConfig) -> Any:
     ],
 )
 @pytest.mark.parametrize("preset", ["tiny", "paper-flt-10l"])
-def test_one_key_swaps_the_attention(preset: str, override: str, kind: type, tmp_path: Path) -> None:
+def test_one_key_swaps_the_attention(preset, override, kind, tmp_path):
     config = load_config(written(preset_config(preset), tmp_path), [override, "model.dim=16", "model.n_heads=2"])
     assert isinstance(_first_layer(config), kind)
 
 
-def test_paper_presets_have_the_paper_s_sizes() -> None:
+def test_paper_presets_have_the_paper_s_sizes():
     for name, layers in {"paper-flt-10l": 10, "paper-flt-12l": 12, "paper-performer-12l": 12}.items():
         config = preset_config(name)
         model = config.model

@@ -1,7 +1,5 @@
 """Noise, statistics, labels: the structures on their way to the model."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -240,8 +238,6 @@ def by_crew(n, make):
 
 
 class Read(ListDataset):
-    """Counts what is read, and counts no sizes."""
-
     def __init__(self, structures):
         super().__init__(structures)
         self.read = []

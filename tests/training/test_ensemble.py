@@ -1,9 +1,5 @@
 """Ensembles: members that are runs of their own, their mean, going on after an interruption; averages of weights."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -23,13 +19,12 @@ TWO = {**QUICK, "ensemble": 2, "trainer.keep_last": 2, "trainer.max_epochs": 3}
 
 @pytest.fixture(scope="module")
 def trained(make_config, tmp_path_factory):
-    """The folder of an ensemble, what training it gave, and what it said."""
     folder, said = tmp_path_factory.mktemp("ensembles") / "two", []
     return folder, train_ensemble(make_config(**TWO), folder, say=said.append), said
 
 
 @pytest.fixture
-def ensemble(trained) -> Path:
+def ensemble(trained):
     return trained[0]
 
 

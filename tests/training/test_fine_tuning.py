@@ -1,7 +1,5 @@
 """A run that starts from a trained model takes over what fits, and its energies are shifted to the new labels."""
 
-from __future__ import annotations
-
 import shutil
 
 import ase.io
@@ -28,7 +26,6 @@ ASLEEP = {"optimiser.lr": 1e-12, "optimiser.weight_decay": 0.0, "trainer.max_epo
 
 @pytest.fixture
 def fine(make_config, model_path):
-    """Factory of configurations of runs that start from the tiny model and leave the architecture to it."""
 
     def make(**overrides):
         sizes = {key: value for key, value in overrides.items() if key.startswith("model.")}
@@ -42,7 +39,6 @@ def fine(make_config, model_path):
 
 @pytest.fixture
 def relabelled(tiny_data, loaded, tmp_path):
-    """Factory of copies of a set whose labels are a function of the tiny model's energies and the compositions."""
 
     def make(label, extra=()):
         structures = open_dataset(tiny_data / "train.lmdb")
@@ -60,18 +56,16 @@ def relabelled(tiny_data, loaded, tmp_path):
 
 
 def shift(energy, numbers):
-    """Another level of theory: so many eV for every atom of an element."""
     return energy + float((-13.6 * numbers.astype(float) ** 1.5).sum())
 
 
 def test_the_same_energies_from_a_shift_away_are_known_at_once(fine, make_config, relabelled, tmp_path):
     labels = relabelled(shift)
-    said: list[str] = []
+    said = []
     run = train(fine(**labels, **ASLEEP, **{"data.standardise": "element"}), tmp_path / "fine", say=said.append)
     assert run.best < 1e-3
     assert "tensors taken over" in said[0]
     found = run.model.metadata
-    assert found.fine_tuned_from is not None
     assert found.fine_tuned_from.fresh == []
     # Power: from nothing, the same shift fitted to compositions alone leaves what the model knows.
     nothing = make_config(**labels, **ASLEEP, **{"data.standardise": "element", "init": None})
@@ -80,7 +74,7 @@ def test_the_same_energies_from_a_shift_away_are_known_at_once(fine, make_config
 
 def test_another_quantity_begins_with_a_new_head(fine, relabelled, loaded, tmp_path):
     labels = relabelled(lambda energy, numbers: -3 * energy)
-    said: list[str] = []
+    said = []
     run = train(fine(**labels, **ASLEEP), tmp_path / "run", say=said.append)
     assert any("energy head and statistics start anew" in line for line in said)
     state = run.model.members[0].model.state_dict()
@@ -92,11 +86,10 @@ def test_another_quantity_begins_with_a_new_head(fine, relabelled, loaded, tmp_p
 
 
 def test_new_elements(fine, relabelled, loaded, tmp_path):
-    """Their reference energies are fitted; their vectors are those that nothing has trained."""
     strange = [molecule("HF"), molecule("CH3Cl")]
     for atoms in strange:
         atoms.info["y_relaxed"] = shift(0.0, atoms.numbers)
-    said: list[str] = []
+    said = []
     config = fine(**relabelled(shift, strange), **ASLEEP, **{"data.standardise": "element"})
     run = train(config, tmp_path / "fine", say=said.append)
     assert "  new elements, whose vectors are untrained: F, Cl" in said
@@ -111,7 +104,7 @@ def test_a_mean_for_each_structure_is_not_composed(fine, loaded, tmp_path):
         atoms.info["energy"] = float(energy)
     path = tmp_path / "molecules.extxyz"
     ase.io.write(path, frames)
-    said: list[str] = []
+    said = []
     config = fine(**ASLEEP, **{"data.train": str(path), "data.val": str(path), "data.target": "energy"})
     run = train(config, tmp_path / "run", say=said.append)
     assert any("which does not add up: no loss.separation" in line for line in said)
@@ -134,7 +127,7 @@ def test_energies_read_off_the_contact_get_no_mean(fine, relabelled, loaded, tmp
 def test_frozen_parts_stay(fine, loaded, tmp_path):
     config = fine(init={"model": str(loaded.path), "freeze": ["embedding", "layers.0"]})
     assert config.optimiser.lr == 5e-3
-    said: list[str] = []
+    said = []
     run = train(config, tmp_path, say=said.append)
     assert any(line.startswith("  frozen: embedding, layers.0 (") for line in said)
     before, after = loaded.model.state_dict(), run.model.members[0].model.state_dict()
@@ -154,7 +147,7 @@ def test_a_lower_rate_unless_told(make_config):
 
 def test_another_architecture(fine, tmp_path):
     """What is not there begins anew and is listed; where hardly anything fits, the keys are named."""
-    said: list[str] = []
+    said = []
     run = train(fine(**ASLEEP, **{"model.n_layers": 2}), tmp_path / "deeper", say=said.append)
     assert "  new: layers.1" in said
     assert run.model.metadata.fine_tuned_from.fresh == ["layers.1"]
@@ -229,7 +222,6 @@ def test_a_resumed_run_may_be_longer_but_not_shorter(make_config, tiny_run, tmp_
 
 
 def test_at_the_command_line(make_config, model_path, tmp_path, molflt):
-    """Short form and long form together; the model says what it started from."""
     file, run = written(make_config(), tmp_path), tmp_path / "run"
     done = molflt("train", file, f"init={model_path}", "init.freeze=[embedding]", "--out", run, "--no-report")
     assert done.status == 0, done

@@ -1,13 +1,10 @@
 """Python has what the command line has: training, evaluation and models, without files of configuration or argv."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import types
 
 import ase.io
-import nbformat
 import numpy as np
 import pytest
 
@@ -16,7 +13,6 @@ from molflt.data.ase import to_atoms
 from molflt.data.open import open_dataset
 from molflt.errors import InputError
 from molflt.training.config_file import load_config, make_config
-from scripts.tools import notebooks
 from tests.training.runs import assert_same_run, quiet, written
 
 
@@ -54,7 +50,6 @@ def test_train(values, tiny_run, tmp_path):
 
 
 def test_configurations(values, tmp_path):
-    """Whatever they are given by, they are the same; a section is completed, splits are replaced."""
     expected = make_config(values, {"data.max_atoms": 7})
     file = written(make_config(values, {}), tmp_path)
     assert load_config(file, ["data.max_atoms=7"]) == expected
@@ -73,7 +68,6 @@ def test_configurations(values, tmp_path):
 
 
 def test_evaluate(tiny_run, tiny_data, monkeypatch):
-    """By path, model and set in any form, with the same numbers."""
     path = tiny_data / "val.lmdb"
     found = molflt.evaluate(tiny_run, path)
     labels = np.array([float(data.y_relaxed) for data in open_dataset(path)])
@@ -96,37 +90,3 @@ def test_evaluate(tiny_run, tiny_data, monkeypatch):
     table = found.to_pandas()
     assert list(table) == ["name", "formula", "n_atoms", "expected", "predicted", "error"]
     assert np.abs(table["error"]).mean() == pytest.approx(found.mae)
-
-
-CELLS = """
-import molflt
-from molflt.data import progress
-progress._PATIENCE = 0
-run = molflt.train({values!r}, "run", trainer={{"max_epochs": 1}})
----
-molflt.evaluate(run.model, {data!r})
----
-run.model.predict({data!r}).shape
-"""
-
-
-@pytest.mark.slow
-def test_in_a_notebook(values, tiny_data, tmp_path):
-    """Lines and results are outputs; the bars are on standard error, where a stored notebook drops them."""
-    cells = CELLS.format(values=values, data=str(tiny_data / "val.lmdb")).split("---\n")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    (tmp_path / "work").mkdir()
-    notebooks.execute(notebook, tmp_path / "work", tmp_path / "private")
-    trained, evaluated, predicted = (cell.outputs for cell in notebook.cells)
-    assert "epoch    1/1" in "".join(o.text for o in trained if o.get("name") == "stdout")
-    bars = "".join(o.text for o in trained if o.get("name") == "stderr")
-    # Of a line that is drawn over and over, a stored notebook may keep the last state only.
-    assert "validating" in bars
-    assert evaluated[-1]["data"]["text/plain"].startswith("Evaluation('val', 10 structures, MAE ")
-    assert predicted[-1]["data"]["text/plain"] == "(10,)"
-    assert {o.output_type for outputs in (trained, evaluated, predicted) for o in outputs} == {
-        "stream",
-        "execute_result",
-    }
-    notebooks.tidy(notebook)
-    assert "validating" not in str(notebook.cells[0].outputs)

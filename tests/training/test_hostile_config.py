@@ -1,9 +1,5 @@
 """Configurations from strangers: refused before anything is built from them, with one error that names the file."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from molflt.errors import InputError
@@ -48,7 +44,7 @@ MERGES = "a: &a {b: 1}\n" + "".join(f"c{k}: &c{k} {{<<: [{9 * f'*c{k - 1}, '}*a]
     ],
     ids=lambda text: text[:20],
 )
-def test_hostile_files(text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_files(text, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "evil.yaml"
     path.write_text(text, encoding="utf-8")
@@ -60,7 +56,7 @@ def test_hostile_files(text: str, expected: str, tmp_path: Path, monkeypatch: py
     assert [file.name for file in tmp_path.iterdir()] == ["evil.yaml"]
 
 
-def test_a_hundred_megabytes_are_not_read(tmp_path: Path) -> None:
+def test_a_hundred_megabytes_are_not_read(tmp_path):
     path = tmp_path / "long.yaml"
     with path.open("wb") as stream:
         stream.truncate(100 << 20)
@@ -68,7 +64,7 @@ def test_a_hundred_megabytes_are_not_read(tmp_path: Path) -> None:
         load_config(path)
 
 
-def test_a_thousand_mistakes_are_not_all_explained(tmp_path: Path) -> None:
+def test_a_thousand_mistakes_are_not_all_explained(tmp_path):
     path = tmp_path / "mistakes.yaml"
     path.write_text("".join(f"key{k}: 1\n" for k in range(3000)), encoding="utf-8")
     with pytest.raises(InputError) as caught:
@@ -76,7 +72,7 @@ def test_a_thousand_mistakes_are_not_all_explained(tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) <= 51
 
 
-def test_aliases_stand_for_values_that_change_alone(tmp_path: Path) -> None:
+def test_aliases_stand_for_values_that_change_alone(tmp_path):
     path = tmp_path / "aliases.yaml"
     path.write_text("data: {train: &t a.lmdb, val: &v {val: *t}, references: null}\n", encoding="utf-8")
     assert load_config(path).data.val == {"val": "a.lmdb"}

@@ -1,7 +1,5 @@
 """Training on any labelled structures: units, references, forces, and what is missing."""
 
-from __future__ import annotations
-
 import ase.io
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.prediction.predict import predict
-from molflt.training.config_file import load_config
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.recorder import Score
 from molflt.training.run import train
@@ -29,7 +26,6 @@ HARTREE = 27.211386245988
 
 
 def crystals(n, seed):
-    """Rattled cells of copper and silver with EMT's energies and forces."""
     random = np.random.default_rng(seed)
     found = []
     for k in range(n):
@@ -79,7 +75,6 @@ OTHER_UNITS = {
 
 
 def test_units_make_no_difference(crystal_config, tmp_path):
-    """The same data in kcal/mol per atom and Hartree/bohr trains the same model; in a wrong unit it does not."""
     configs = {
         "plain": crystal_config(**QUICK),
         "converted": crystal_config("_units", **QUICK, **OTHER_UNITS),
@@ -203,26 +198,6 @@ def test_given_references(crystal_config):
 def test_missing_labels_say_what_is_there(crystal_config):
     with pytest.raises(InputError, match=r"24 of 24 structures have no label 'U0' .*E_kcal"):
         EnergyDataModule(crystal_config("_units", **{"data.label": "U0"}))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["loss.force_weight=1"], "y_relaxed is the same all the way to the minimum"),
-        (["data.unit=kcal"], "must be 'eV', 'meV', 'kcal/mol', 'kJ/mol' or 'Hartree', not 'kcal'"),
-        (["data.target=U0"], "unknown target 'U0'; "),
-        (["data.target=U0"], "What the data call it is data.label"),
-        (["data.references={Xx: 1.0}"], "Xx: no element"),
-        (["trainer.best_by=both"], "trainer.best_by=both needs loss.force_weight above 0"),
-        (["data.references={H: 1.0}", "data.standardise=structure"], "data.references needs data.standard"),
-    ],
-)
-def test_configurations_that_make_no_sense(overrides, message, tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("data: {train: a.lmdb, val: b.lmdb}\n", encoding="utf-8")
-    with pytest.raises(InputError) as error:
-        load_config(path, overrides)
-    assert message in str(error.value)
 
 
 def test_force_units_as_people_write_them(make_config):

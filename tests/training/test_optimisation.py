@@ -1,8 +1,8 @@
-"""How the weights move: optimiser, schedules and moving average against closed forms, and together in a run."""
+"""Optimisers, schedules and moving average against closed forms and torch's own, and together in a run."""
 
-from __future__ import annotations
-
+import copy
 import math
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -11,10 +11,17 @@ from lightning.pytorch.callbacks import Callback
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import load_model
 from molflt.training.config import OptimiserConfig
-from molflt.training.optimisation import Muon, auxiliary_weight, learning_rate_factor, make_optimiser, move_averages
+from molflt.training.optimisation import (
+    Muon,
+    auxiliary_weight,
+    learning_rate_factor,
+    make_optimiser,
+    orthogonal_factor,
+)
 from molflt.training.run import train
-from molflt.training.task import _norms
-from tests.training.runs import QUICK, go
+from molflt.training.task import EnergyTask, _norms
+from scripts.benchmarks.operators import Count, counting
+from tests.training.runs import QUICK, go, with_forces
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
@@ -40,22 +47,6 @@ def test_learning_rate_of_short_runs(warmup, total):
 def test_auxiliary_weight_falls_from_15_to_1():
     assert [auxiliary_weight(step, 100, 15, 1) for step in (0, 50, 100, 1000)] == [15, 8, 1, 1]
     assert auxiliary_weight(0, 0, 15, 1) == 15
-
-
-def test_moving_average_by_hand():
-    decay, expected = 0.5, 1.0
-    average = torch.tensor([1.0], dtype=torch.float64)
-    for n, weight in enumerate([2.0, -1.0, 4.0, 0.5, 7.0, 3.0, 2.0, 2.0, 8.0, 1.0, 5.0], start=1):
-        # The decay rises as (1+n)/(10+n) until it reaches its value: 2/11, 3/12, ... 9/18 = 0.5
-        d = min(decay, (1 + n) / (10 + n))
-        expected = d * expected + (1 - d) * weight
-        move_averages([average], [torch.tensor([weight], dtype=torch.float64)], n, decay, torch.tensor(True))
-        assert float(average) == pytest.approx(expected, rel=1e-12)
-    constant = torch.tensor([0.3, -2.0])
-    average = constant.clone()
-    for n in range(1, 200):
-        move_averages([average], [constant], n, 0.999, torch.tensor(True))
-    assert torch.equal(average, constant)
 
 
 @pytest.mark.parametrize(
@@ -171,3 +162,77 @@ def test_gradients_are_clipped_and_explosions_are_said(clip, make_config, tmp_pa
     else:
         assert norm.largest > 0.1
         assert said == []
+
+
+@pytest.mark.parametrize("shape", [(3, 20, 50), (2, 50, 20), (1, 30, 30)])
+def test_singular_vectors_stay_and_singular_values_become_nearly_one(shape):
+    torch.manual_seed(0)
+    matrices = torch.randn(shape, dtype=torch.float64)
+    u, values, vh = torch.linalg.svd(matrices, full_matrices=False)
+    inside = u.mT @ orthogonal_factor(matrices) @ vh.mT
+    found = torch.diagonal(inside, dim1=1, dim2=2)
+    assert inside.allclose(torch.diag_embed(found), atol=1e-10)
+    large = values > 0.02 * values[:, :1]
+    assert bool(((found > 0.5) & (found < 1.3))[large].all())
+    # One large direction among small ones moves no farther than they do: that is what the gradient itself lacks.
+    stretched = u @ torch.diag_embed(values * torch.linspace(20, 1, values.shape[1], dtype=torch.float64)) @ vh
+    assert float(torch.linalg.svdvals(orthogonal_factor(stretched)).max()) < 1.3
+    assert not orthogonal_factor(torch.zeros(1, 3, 4)).any()
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon of its own")
+def test_steps_are_those_of_torch():
+    """Matrices against torch's Muon, which iterates in bfloat16; the rest against AdamW, exactly."""
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in ((8, 24), (8, 24), (24, 8), (24,), (1, 24))]
+    theirs = copy.deepcopy(ours)
+    common = {"lr": 0.03, "weight_decay": 0.1}
+    adam = {"betas": (0.9, 0.98), "eps": 1e-6}
+    optimiser = Muon([{"params": ours[3:]}, {"params": ours[:3], "orthogonal": True}], **common, **adam)
+    oracles = [
+        torch.optim.Muon(theirs[:3], **common, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(theirs[3:], **common, **adam),
+    ]
+    start = [p.detach().clone() for p in ours]
+    for _ in range(4):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape)
+            b.grad = a.grad.clone()
+        for each in (optimiser, *oracles):
+            each.step()
+    for k, (a, b, before) in enumerate(zip(ours, theirs, start, strict=True)):
+        moved = (b - before).detach().norm()
+        assert float((a - b).detach().norm() / moved) < (0.02 if k < 3 else 1e-6)
+
+
+class Steps(Callback):
+    """Counts from the first hook of every step to the last, where the moving average has moved."""
+
+    def __init__(self, monkeypatch):
+        self.counts = []
+        self.stack = ExitStack()
+        last = EnergyTask.on_train_batch_end
+
+        def end(task, *arguments):
+            last(task, *arguments)
+            self.stack.close()
+
+        monkeypatch.setattr(EnergyTask, "on_train_batch_end", end)
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.counts.append(Count())
+        self.stack.enter_context(counting(self.counts[-1]))
+
+
+@pytest.mark.parametrize("forces", [False, True])
+def test_only_steps_that_look_wait(forces, make_config, tmp_path, monkeypatch):
+    monkeypatch.setattr("molflt.training.task.LOOK_EVERY", 4)
+    changes = {"optimiser.name": "muon", "trainer.max_epochs": 1, "trainer.on_bad_batch": "skip"}
+    if forces:
+        path = with_forces(make_config().data.train, tmp_path / "forces.extxyz")
+        changes |= {"data.target": "energy", "loss.force_weight": 3.0, "data.train": path, "data.val": path}
+    steps = Steps(monkeypatch)
+    go(make_config(**changes), tmp_path / "run", steps)
+    assert len(steps.counts) > 5
+    waits = [dict(count.waits) for count in steps.counts]
+    assert [number for number, found in enumerate(waits) if found] == [3], waits

@@ -1,7 +1,6 @@
-"""A run that was stopped and resumed is the run that was never stopped, and what it is resumed from is checked."""
+"""A run that was stopped, by whatever, and resumed is the run that was never stopped."""
 
-from __future__ import annotations
-
+import errno
 import os
 import shutil
 import signal
@@ -19,7 +18,9 @@ from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.model_file import load_model
 from molflt.report.model import training_report
+from molflt.training import data_module
 from molflt.training import run as run_module
+from molflt.training.data_module import NoisyDataset
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
 from molflt.training.run_directory import find_checkpoint, read_records
@@ -56,12 +57,11 @@ def reference(make_config, tmp_path_factory):
 
 @pytest.fixture
 def copied_run(tiny_run, tmp_path):
-    """A finished run to do damage to."""
     shutil.copytree(tiny_run, tmp_path / "run")
     return tmp_path / "run"
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -282,3 +282,96 @@ def test_two_runs_begun_at_once_in_one_new_folder(make_config, tmp_path, monkeyp
     with pytest.raises(InputError, match="no such file"):
         go(make_config(**{"data.train": str(tmp_path / "absent.lmdb")}), tmp_path / "other" / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes and their files are found through /proc")
+
+
+@pytest.mark.parametrize(
+    ("name", "nth", "kept"),
+    [("best.safetensors", 1, False), ("metrics.csv", 2, False), ("previous.ckpt", 1, True), ("last.ckpt", 2, True)],
+)
+def test_a_file_that_cannot_take_its_name(name, nth, kept, make_config, tiny_run, tmp_path, monkeypatch):
+    sound, count = os.replace, 0
+
+    def refused(source, target):
+        nonlocal count
+        count += Path(target).name == name
+        if Path(target).name == name and count == nth:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sound(source, target)
+
+    monkeypatch.setattr(os, "replace", refused)
+    run_dir = tmp_path / "run"
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        go(make_config(), run_dir)
+    assert Path(caught.value.filename).parent == run_dir
+    checkpoint, damaged = find_checkpoint(run_dir)
+    assert (checkpoint is not None) == kept
+    assert not damaged
+    go(make_config(), run_dir, resume=True)
+    assert_same_run(run_dir, tiny_run)
+
+
+@on_linux
+def test_a_disk_that_does_not_keep_a_checkpoint(make_config, tiny_run, tmp_path, monkeypatch):
+    run_dir, sound = tmp_path / "run", os.fsync
+
+    def failing(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name.startswith(".last.") and path.suffix == ".ckpt" and (run_dir / "last.ckpt").exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sound(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            go(make_config(), run_dir)
+    assert (run_dir / "last.ckpt").exists()
+    assert not (run_dir / "previous.ckpt").exists()
+    go(make_config(), run_dir, resume=True)
+    assert_same_run(run_dir, tiny_run)
+
+
+WORKERS = {"loss.noisy_nodes": True, "data.num_workers": 1}
+
+
+@pytest.mark.slow
+def test_worker_processes_change_nothing(make_config, tmp_path, monkeypatch):
+    # Small sets are cached, and a cache needs no workers.
+    monkeypatch.setattr(data_module, "CACHED_ATOMS", 0)
+    for workers in (0, 1, 3):
+        config = make_config(**{**WORKERS, "model.dropout": 0.2, "data.num_workers": workers})
+        go(config, tmp_path / str(workers))
+    for workers in (1, 3):
+        assert_same_run(tmp_path / str(workers), tmp_path / "0")
+
+
+@on_linux
+def test_a_run_whose_loader_was_killed_goes_on_as_if_not(make_config, tmp_path, monkeypatch):
+    def killed(self, index):
+        if self.epoch == 1:
+            assert os.getpid() != first
+            os.kill(os.getpid(), signal.SIGKILL)
+        return get(self, index)
+
+    first, get = os.getpid(), NoisyDataset.__getitem__
+    monkeypatch.setattr(NoisyDataset, "__getitem__", killed)
+    with pytest.raises(ChildProcessError, match="a loader process was killed"):
+        go(make_config(**WORKERS), tmp_path / "run")
+    assert len(read_records(tmp_path / "run")) == 1
+    monkeypatch.undo()
+    go(make_config(**WORKERS), tmp_path / "run", resume=True)
+    # That loader processes change nothing is tested above.
+    go(make_config(**{**WORKERS, "data.num_workers": 0}), tmp_path / "whole")
+    assert read_records(tmp_path / "run") == read_records(tmp_path / "whole")
+
+
+def test_a_mistake_met_in_a_loader_is_said_without_its_traceback(make_config, tmp_path, monkeypatch):
+    def refuse(self, index):
+        raise InputError("train.lmdb#3: atoms 0 and 1 coincide; remove one of them")
+
+    monkeypatch.setattr(NoisyDataset, "__getitem__", refuse)
+    with pytest.raises(InputError) as error:
+        go(make_config(**WORKERS), tmp_path / "run")
+    assert str(error.value) == "train.lmdb#3: atoms 0 and 1 coincide; remove one of them"

@@ -1,9 +1,6 @@
 """Two processes do what one does with the batches of both: losses, weights, validation."""
 
-from __future__ import annotations
-
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +20,7 @@ from tests.training.runs import go, run, torchrun, with_forces, written
 N_RANKS = 2
 KINDS = {
     "displacements": {"loss.noisy_nodes": True},
-    "forces": {
-        "data.target": "energy",
-        "data.label": "energy",
-        "loss.force_weight": 10.0,
-        "loss.energy_per": "atom",
-    },
+    "forces": {"data.target": "energy", "data.label": "energy", "loss.force_weight": 10.0, "loss.energy_per": "atom"},
 }
 SCRIPT = """
 import sys
@@ -84,7 +76,6 @@ class GlobalBatches(torch.utils.data.Sampler[list[int]]):
 
 
 def read(folder, key):
-    """(n_ranks, n_steps)."""
     return np.array(
         [json.loads(path.read_text(encoding="utf-8"))[key] for path in sorted(folder.glob("losses-*.json"))]
     )
@@ -158,44 +149,3 @@ def test_same_metrics(max_atoms, make_config, tiny_data, tmp_path):
     two, one = read_records(shared / "run")[-1], read_records(tmp_path / "one")[-1]
     names = [f"{split}/{name}" for split in ("nine", "other") for name in ("energy_mae", "energy_rmse", "ewt")]
     assert {name: two[name] for name in names} == pytest.approx({name: one[name] for name in names}, rel=1e-12, abs=0)
-
-
-READING = """
-import json, sys
-from pathlib import Path
-from molflt.data.oc20.lmdb import LmdbDataset
-from molflt.training import run
-from molflt.training.config_file import load_config
-from tests.training.runs import quiet
-
-config, out = sys.argv[1:]
-read, raw = [], LmdbDataset._raw
-LmdbDataset._raw = lambda self, index: (read.append(f"{self.path.name}#{index}"), raw(self, index))[1]
-
-def stop(config, data, initial, say):
-    rank = run.torch.distributed.get_rank()
-    sizes = data.train_structures.n_atoms.tolist()
-    found = {"read": read, "mad": data.mad, "mean": data.training_set.statistics.mean, "sizes": sizes}
-    (Path(out) / f"read-{rank}.json").write_text(json.dumps(found))
-    sys.exit(0)
-
-run._model = stop
-run.train(load_config(config), out + "/run", say=quiet)
-"""
-
-
-@pytest.mark.slow
-def test_before_the_first_step_every_record_is_read_by_one_process_only(make_config, tmp_path):
-    (tmp_path / "script.py").write_text(READING, encoding="utf-8")
-    path = written(make_config(**{"trainer.devices": N_RANKS}), tmp_path)
-    done = run([sys.executable, str(tmp_path / "script.py"), str(path), str(tmp_path)])
-    assert done.returncode == 0, done.stderr
-    first, second = (json.loads((tmp_path / f"read-{k}.json").read_text(encoding="utf-8")) for k in range(N_RANKS))
-    alone = EnergyDataModule(make_config())
-    records = [f"{name}.lmdb#{k}" for name, n in (("train", 28), ("val", 10), ("other", 6)) for k in range(n)]
-    assert sorted(first["read"] + second["read"]) == sorted(records)
-    assert len(first["read"]) == len(second["read"]) == len(records) // 2
-    for found in (first, second):
-        assert found["mad"] == alone.mad
-        assert found["mean"] == alone.training_set.statistics.mean
-        assert found["sizes"] == alone.train_structures.n_atoms.tolist()

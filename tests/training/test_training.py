@@ -1,7 +1,5 @@
 """A run from configuration to files: what it writes, repeats, says and refuses."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -58,7 +56,6 @@ class Scripted(Callback):
 
 
 def test_best_last_and_early_stop(make_config, tmp_path):
-    """Patience counts validations, not epochs, and a run that was stopped by it stays stopped."""
     changes = {"trainer.max_epochs": 30, "trainer.val_every": 2, "trainer.patience": 2}
     config, run_dir, lines = make_config(**{**QUICK, **changes}), tmp_path / "run", []
     result = train(config, run_dir, say=lines.append, callbacks=[Scripted(5, 6, 4, 5, 5, 0)])
@@ -149,24 +146,11 @@ def test_features_are_redrawn_in_the_model_and_its_average(make_config, tmp_path
 
 
 def without(folder, source, field, indices):
-    """A copy of a set of which some structures lack a field."""
     records = [to_record(structure) for structure in open_dataset(source)]
     for i in indices:
         del records[i][field]
     write_lmdb(folder / "changed.lmdb", records, progress=False)
     return str(folder / "changed.lmdb")
-
-
-def test_missing_labels(make_config, tiny_data, tmp_path):
-    path = without(tmp_path, tiny_data / "train.lmdb", "y_relaxed", {2, 3, 5, 7, 11})
-    with pytest.raises(InputError, match=r"5 of 28 .*\(first: set0-02, set0-03, set0-05\)"):
-        go(make_config(**{"data.train": path}), tmp_path / "run")
-    # The next try may use the same directory.
-    go(make_config(**QUICK), tmp_path / "run")
-    (tmp_path / "val").mkdir()
-    path = without(tmp_path / "val", tiny_data / "val.lmdb", "y_relaxed", {1})
-    with pytest.raises(InputError, match=r"1 of 10 .*set1-01"):
-        EnergyDataModule(make_config(**{"data.val": path}))
 
 
 def test_without_relaxed_positions_the_displacement_head_is_left_out(make_config, tiny_data, tmp_path):
@@ -212,7 +196,6 @@ class WatchBar(Callback):
 
 
 def test_a_bar_on_a_terminal(make_config, tiny_run, tmp_path, monkeypatch):
-    """It is gone when a line is printed, and after an interruption."""
     monkeypatch.setattr("molflt.training.recorder.HEARTBEAT_SECONDS", -1.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     watch, lines = WatchBar(), []
@@ -224,7 +207,6 @@ def test_a_bar_on_a_terminal(make_config, tiny_run, tmp_path, monkeypatch):
     watch = WatchBar(stop=1)
     with pytest.raises(KeyboardInterrupt):
         go(make_config(), tmp_path / "stopped", watch)
-    assert watch.recorder is not None
     assert watch.bar is None
 
 

@@ -1,13 +1,13 @@
 """1/r between charges, by the numerical methods of the far field (DESIGN §3, item 8).
 
-By the trapezoid rule in log s for 1/r = (2/√π) ∫₀^∞ exp(−r²s²) ds it is a ladder of Gaussians,
+The trapezoid rule in log s for 1/r = (2/√π) ∫₀^∞ exp(−r²s²) ds gives a ladder of Gaussians,
 
     b(r) = Σ_t w_t exp(−r²/2σ_t²),   σ_t = σ·√2^t,   w_t = (2/√π) · ln √2 · 1/(√2 σ_t),   t = 0, 1, 2, ...,
 
-which is smooth at r = 0, and 1/r to 2e-6 of itself beyond four σ; Madelung constants come out to 2e-5. Of the
-infinitely many rungs, an open structure sums those up to 16 times its diameter; what the wider ones add is a constant
-and a term in r², which are taken in closed form. In a crystal, rungs wider than the cell have nothing but their mean,
-and the mean is left out: only neutral sums are physical, and a charged cell is one with a uniform background.
+which is smooth at r = 0, and equals 1/r to a relative 2e-6 beyond four σ; Madelung constants are accurate to 2e-5. Of
+the infinitely many rungs, an open structure sums those up to 16 times its diameter; the wider ones add a constant and
+a term in r², both in closed form. In a crystal, rungs wider than the cell contribute only their mean, and the mean is
+left out: only neutral sums are physical, and a charged cell is given a uniform background.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from molflt.attention.sparse import of_columns, sum_of_entries
 COULOMB = 14.3996
 """k_e = e²/(4πε₀), eV Å."""
 FINEST = 1.0
-"""σ, Å: the width of the finest rung, below which the near field has to learn what 1/r would be."""
+"""σ of the finest rung, Å; at shorter distances the near field has to learn the rest of 1/r."""
 TOLERANCE = 1e-5
 """ε of lattice and mesh."""
 
@@ -47,7 +47,7 @@ PLAN = LadderPlan(
     spacing_in_widths(TOLERANCE) * FINEST,
     cutoff_factor(TOLERANCE / 10),
 )
-"""How batches of a model with charges are laid out."""
+"""Plan for batches of a model with charges."""
 
 
 def potentials(geometry: Geometry, charges: Tensor) -> Tensor:
@@ -90,7 +90,9 @@ def potentials(geometry: Geometry, charges: Tensor) -> Tensor:
 
 
 def potentials_of_neighbours(geometry: Geometry, charges: Tensor, cutoff: float) -> Tensor:
-    """φ_i = k_e Σ_j q_j w(r_ij) b(r_ij) over the neighbours alone, w from 1 at half the cutoff to 0 at the cutoff.
+    """φ_i = k_e Σ_j q_j w(r_ij) b(r_ij) over the neighbours alone.
+
+    The weight w falls from 1 at half the cutoff to 0 at the cutoff.
 
     Args:
         geometry: the batch; its neighbours reach the cutoff.
@@ -102,7 +104,7 @@ def potentials_of_neighbours(geometry: Geometry, charges: Tensor, cutoff: float)
     """
     entries = geometry.layout.near
     squared = geometry.near_displacements.to(torch.float64).square().sum(dim=1)
-    # A distance has no derivative at zero, where every atom is from itself.
+    # The norm has no derivative at zero, the distance of every atom from itself.
     distances = squared.clamp(min=1e-24).sqrt()
     widths = _widths(n_rungs(DIAMETERS * cutoff / FINEST), squared.device)
     constant, quadratic = _remainder(widths[-1])
@@ -118,18 +120,21 @@ def _widths(n: int, device: torch.device) -> Tensor:
 
 
 def _of_group(group: Group) -> tuple[GaussianBasis, Tensor, Tensor, Tensor]:
-    """The rungs of a group and their widths, (n_rungs,) Å; of each structure their weights, and the widest, Å."""
+    """Return the rungs of a group, their widths and weights, and each structure's widest.
+
+    Widths are (n_rungs,) Å; weights and the widest, Å, are per structure.
+    """
     assert group.rungs is not None
     widths = _widths(group.rungs.shape[1], group.rungs.device)
     widest = FINEST * 2 ** (0.5 * (group.rungs.sum(dim=1) - 1))
-    # The guard of n_t is for weights that are learnt: with one atom it is not there.
+    # The factor n_t is meant for learnt weights; with one atom it is one.
     return GaussianBasis(widths, n_atoms=1), widths, group.rungs * (WEIGHT / widths), widest
 
 
 def _remainder(widest: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_t w_t, 1/Å, and Σ_t w_t/2σ_t², 1/Å³, over all rungs wider than ``widest``: they are w_t (1 − r²/2σ_t²).
+    """Σ_t w_t, 1/Å, and Σ_t w_t/2σ_t², 1/Å³, over all rungs wider than ``widest``.
 
-    The next term is (r/σ)⁴/8 w_t, some 1e-7 of the first.
+    Such rungs are w_t (1 − r²/2σ_t²); the next term is (r/σ)⁴/8 w_t, about 1e-7 of the first.
     """
     step = math.sqrt(0.5)
     first = WEIGHT / widest
@@ -137,7 +142,7 @@ def _remainder(widest: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _wider(positions: Tensor, charges: Tensor, total: Tensor, widest: Tensor) -> Tensor:
-    """Σ_j q_j Σ_t w_t (1 − r_ij²/2σ_t²) over all rungs wider than ``widest``, (n, n_channels) 1/Å."""
+    """Σ_j q_j Σ_t w_t (1 − r_ij²/2σ_t²) over rungs wider than ``widest``, (n, n_channels) 1/Å."""
     constant, quadratic = _remainder(widest)
     squared = positions.square().sum(dim=-1, keepdim=True)
     distances = squared * total + (squared * charges).sum(dim=-2, keepdim=True)

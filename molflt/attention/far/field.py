@@ -1,4 +1,4 @@
-"""How f̂ is had: the interface of a far field, and the numerical methods that compute f itself to a tolerance."""
+"""Interface of a far field, and the method that computes f itself to a tolerance."""
 
 from __future__ import annotations
 
@@ -28,32 +28,35 @@ class FarField(Protocol):
             values: (n_structures, n_max, n_heads, n_channels), zero where there is no atom.
 
         Returns:
-            The same shape, whatever where there is no atom.
+            The same shape, arbitrary where there is no atom.
         """
         ...
 
     def matrix(self, weights: Tensor) -> Tensor:
-        """(n_heads, n_structures, n_max, n_max) f̂_h on all pairs, whatever where there is none."""
+        """(n_heads, n_structures, n_max, n_max) f̂_h on all pairs, arbitrary for empty places."""
         ...
 
 
 class FarMethod(nn.Module):
-    """Turns positions into f̂."""
+    """Module that turns positions into f̂."""
 
     def n_weights(self, n_basis: int) -> int:
-        """How many basis functions f̂ has for T members, that is, how many weights each layer and head has."""
+        """Return the size of the basis of f̂, given that of f.
+
+        Each layer and head has as many weights.
+        """
         return n_basis
 
     def plan(self, basis: GaussianBasis, dense: bool) -> FarPlan:
-        """What batches have to be prepared for; ``dense``: whether layers need f̂ as a matrix."""
+        """Return the plan for batches; ``dense``: whether layers need f̂ as a matrix."""
         raise NotImplementedError
 
     def fields(self, geometry: Geometry, basis: GaussianBasis) -> list[FarField]:
-        """f̂ of every group of structures of a batch."""
+        """Return f̂ of every group of structures of a batch."""
         raise NotImplementedError
 
     def radial_waves(self, basis: GaussianBasis) -> tuple[Tensor, Tensor] | None:
-        """The terms of an estimator f̂ = Σ_k a_k sinc(2π|ξ_k||Δ|), with directions averaged.
+        """Return the terms of an estimator f̂ = Σ_k a_k sinc(2π|ξ_k||Δ|), directions averaged.
 
         Returns:
             |ξ_k| (r,) 1/Å and a_k for each weight (r, n_weights); None where f itself is computed.
@@ -65,7 +68,7 @@ WAYS: dict[MethodName, Way | None] = {"auto": None, "exact": "pairs", "lattice":
 
 
 class ExactMethod(FarMethod):
-    """f itself, in the way that each structure goes, or in one that is forced.
+    """Method that computes f itself, in the way chosen for each structure or a forced one.
 
     Args:
         frequencies: the name of the way.
@@ -118,7 +121,10 @@ class ExactMethod(FarMethod):
 
 
 def of_groups(geometry: Geometry) -> list[tuple[Group, Tensor, Tensor]]:
-    """The groups of a batch, their positions (n_structures, n_max, 3) and cells (n_structures, 3, 3) Å, float64."""
+    """Return the groups of a batch with their positions and cells.
+
+    Positions are (n_structures, n_max, 3) and cells (n_structures, 3, 3), both in Å, float64.
+    """
     far = geometry.layout.far
     assert far is not None
     found = []

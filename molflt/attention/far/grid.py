@@ -1,4 +1,4 @@
-"""Where the grid of a particle mesh lies: planes, waves and the order of atoms, decided on the host."""
+"""Placement of a particle mesh: planes, waves and order of atoms, decided on the host."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ NODES = 6
 cube; with this number spreading and waves cost about the same."""
 
 COARSEST = 1.05
-"""How much wider than its tolerance asks for the spacing of a held grid may become before a new one is taken: its
-error falls with the seventh power of the spacing, and stays below the stated ε, of which it uses two thirds."""
+"""Largest spacing of a held grid, relative to the one that its tolerance asks for, before a new grid is made. The
+error grows with the seventh power of the spacing and stays below the stated ε, of which it uses two thirds."""
 LARGEST = 2.0
-"""How many times the grid points of one along the present axes a held grid may need, when its structure has turned or
-an atom has left it, before a new one is taken."""
+"""Most grid points of a held grid, relative to one along the present axes, when its structure has rotated or an atom
+has left it, before a new grid is made."""
 
 
 Needs = tuple[float, float, float]
-"""What a member of f needs of a mesh: Å, the width of the Gaussian that needs the same grid; 1/Å, up to which it has
-waves; Å by which artificial cell vectors are longer than a structure."""
+"""Needs of a basis function of f on a mesh: the width of the Gaussian that needs the same grid, Å; the cutoff of its
+waves, 1/Å; the length by which artificial cell vectors exceed a structure, Å."""
 
 
 def covering_needs(members: Sequence[Needs]) -> Needs:
-    """What some members need together."""
+    """Return the joint needs of some basis functions."""
     widths, longest, paddings = zip(*members, strict=True)
     return min(widths), max(longest), max(paddings)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where a grid lies. It is chosen and not differentiated, and kept while its atoms move.
+    """Placement of a grid, which is not differentiated and is kept while its atoms move.
 
     Attributes:
-        n_atoms: how many there are; of a structure in pieces each has a grid of its own.
+        n_atoms: number of atoms; each piece of a structure has its own grid.
         directions: (3, 3) unit vectors along which they do not repeat, zero for axes along which they do.
         n_periodic: (3,) planes along each vector along which they repeat, zero for the others.
         spacing: Å between planes in the other directions.
@@ -55,13 +55,13 @@ class Grid:
     spacing: float
 
     def inverse(self, cell: np.ndarray) -> np.ndarray:
-        """(3, 3) by which positions are multiplied to be in units of the grid."""
+        """Return the matrix (3, 3) that converts positions to units of the grid."""
         periodic = self.n_periodic[:, None]
         steps = np.where(periodic > 0, cell / np.maximum(periodic, 1), self.spacing * self.directions)
         return np.asarray(np.linalg.inv(steps))
 
     def planes(self, structure: Structure, way: float) -> list[np.ndarray]:
-        """Along each axis, the planes that atoms are spread over, also after a way of so many Å; ascending."""
+        """Return the ascending planes per axis that atoms may reach within ``way`` Å."""
         found, inverse = [], self.inverse(structure.cell)
         for along, n in zip(inverse.T, self.n_periodic, strict=True):
             far = way * np.linalg.norm(along)
@@ -73,14 +73,14 @@ class Grid:
 
 @dataclass(frozen=True)
 class Octave(Movable):
-    """Members of f that share their waves.
+    """Basis functions of f that share their waves.
 
-    In open directions the widest member decides how far apart images have to be, and so how close waves are, and the
-    finest how many there are. With a band for every octave, each member has what it needs and not much more.
+    In open directions the widest one sets the distance between images, and so the spacing of the waves, and the
+    finest one their number. With a band for every octave, each has what it needs and little more.
 
     Attributes:
-        chosen: (n_members,) their indices; None: all there are.
-        longest: 1/Å, up to which they have waves.
+        chosen: (n_members,) their indices; None: all.
+        longest: cutoff of their waves, 1/Å.
         n_waves: K along each axis, up to the end of all transforms, or what the grid can hold.
     """
 
@@ -91,22 +91,24 @@ class Octave(Movable):
 
 @dataclass(frozen=True)
 class OnGrid(Movable):
-    """Atoms on a grid. Axes are those of the cell; k are the wave numbers of all octaves, axis after axis.
+    """Atoms on a grid.
+
+    Axes are those of the cell; k are the wave numbers of all octaves, axis after axis.
 
     Attributes:
-        grid: where it lies.
+        grid: its placement.
         atoms: (n,) their indices in the structure, in order of place: neighbours in space read the same grid points,
             which are then still in a processor's cache.
-        octaves: the members of f.
-        is_orthogonal: whether the vectors of the waves' cells are.
-        n_planes: along each axis, how many planes atoms are spread over.
+        octaves: the basis of f.
+        is_orthogonal: whether the vectors of the waves' cells are orthogonal.
+        n_planes: along each axis, the number of planes that atoms are spread over.
         directions: see :class:`Grid`.
-        turns: (3,) of the first wave from one plane to the next where structures repeat; zero elsewhere.
+        turns: (3,) phase of the first wave between planes, in turns, where structures repeat; zero elsewhere.
         paddings: (n_octaves, 1) Å.
-        nodes: (3, NODES) what is taken off the floor of a coordinate for the number of every node of an atom.
+        nodes: (3, NODES) offsets subtracted from the floor of a coordinate to number the nodes of an atom.
         periods: (3, 1) planes after which numbers repeat; more than there are where they do not.
         starts: (3, 1) where the axes start in ``table``.
-        table: (3 · width,) int32, the share in the index of a grid point of every plane.
+        table: (3 · width,) int32, the contribution of every plane to the index of a grid point.
         waves: (n_k, 3 · n_octaves) k in the column of its axis and octave, zero in the others.
         multiplicity: (n_k,) 1 for k = 0, else 2: for −k.
         planes: (n_k, most planes) the planes of its axis.
@@ -137,18 +139,18 @@ def on_grid(
     held: Sequence[Grid],
     way: float,
 ) -> OnGrid:
-    """Some atoms, (n,) indices, of a structure.
+    """Place some atoms of a structure on a grid.
 
     Args:
-        structure: of which they are.
-        atoms: their indices.
+        structure: that contains them.
+        atoms: (n,) their indices.
         spacing: Å between planes.
-        members: of f.
+        members: the needs of the basis of f.
         held: grids of the structure that are kept if they fit.
-        way: Å that atoms may move, seen from their mean.
+        way: Å that atoms may move relative to their mean.
 
     Raises:
-        InputError: the grid would not fit into the memory of a usual machine.
+        InputError: the grid would not fit into the memory of a typical machine.
     """
     cell, pbc, n = structure.cell, structure.pbc, len(atoms)
     some = structure.positions[atoms]
@@ -207,7 +209,7 @@ def on_grid(
 
 
 def _octaves(members: Sequence[Needs]) -> list[list[int]]:
-    """Indices of the members of each octave of widths."""
+    """Group the indices of basis functions by octave of width."""
     widths = np.array([width for width, _, _ in members])
     octave = np.floor(np.log2(widths / widths.min()))
     return [np.flatnonzero(octave == k).tolist() for k in np.unique(octave)]
@@ -218,7 +220,7 @@ def _n_waves(grid: Grid, lengths: np.ndarray, longest: float, way: float) -> tup
     found = []
     for length, n in zip(lengths, grid.n_periodic, strict=True):
         planes = n or (length - way) / grid.spacing
-        # From plane to plane, every wave turns by less than a half.
+        # Every wave advances by less than half a turn between planes.
         found.append(min(int(longest * (length if n else length + way)), math.ceil(planes / 2) - 1))
     return found[0], found[1], found[2]
 
@@ -229,7 +231,7 @@ def _is_orthogonal(columns: np.ndarray) -> bool:
 
 
 def spacing_in_widths(tolerance: float) -> float:
-    """The h/σ at which a grid of spacing h represents a Gaussian of width σ to ``tolerance``."""
+    """Return the h/σ at which spacing h represents a Gaussian of width σ to ``tolerance``."""
     return _SPACING_AT_ONE * tolerance**_SPACING_POWER
 
 

@@ -1,6 +1,6 @@
-"""Lattices and axes that do not repeat: images in reach, waves, artificial cell vectors, distant pieces.
+"""Images in reach, waves of a lattice, artificial cell vectors and distant pieces.
 
-All of it is decided on the host, before a device is asked.
+All of this is decided on the host, before the device computes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from molflt.errors import InputError
 
 
 class Structure(NamedTuple):
-    """What the host knows of a structure.
+    """Positions and cell of a structure on the host.
 
     Attributes:
         positions: (n, 3) Å.
@@ -31,7 +31,10 @@ class Structure(NamedTuple):
 
 
 def images(structure: Structure, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Receivers and senders, (n_pairs,), and translations of the senders, (n_pairs, 3), nearer than ``reach`` Å."""
+    """Return the pairs nearer than ``reach`` Å, images included.
+
+    These are receivers and senders, (n_pairs,), and translations of the senders, (n_pairs, 3).
+    """
     positions, cell, pbc = structure
     n, rows = len(positions), np.flatnonzero(pbc)
     i, j = (index.ravel() for index in np.indices((n, n)))
@@ -40,7 +43,7 @@ def images(structure: Structure, reach: float) -> tuple[np.ndarray, np.ndarray, 
     delta = positions[i] - positions[j]
     nearest = np.round(delta @ dual)
     delta -= nearest @ lattice
-    # Across the lattice no image is nearer than another, however far apart the atoms are there.
+    # Only separations within the span of the lattice count: perpendicular to it all images are equally far.
     radius = reach + float(np.linalg.norm(delta @ dual @ lattice, axis=1).max())
     # |n_k| ≤ radius · |column k of the dual basis|: the planes n_k = const are 1/|dual| apart.
     most = np.floor(radius * np.linalg.norm(dual, axis=0) + 1e-9).astype(int)
@@ -59,22 +62,23 @@ def images(structure: Structure, reach: float) -> tuple[np.ndarray, np.ndarray, 
 
 
 _TRIED_AT_ONCE = 1 << 20
-"""Pairs and images whose distances are looked at together."""
+"""Pairs and images whose distances are computed together."""
 
 
 def expected_images(structure: Structure, radius: float) -> float:
-    """How many lattice translations a ball of ``radius`` Å holds, judged by volume; at least one."""
+    """Estimate by volume the lattice translations in a ball of ``radius`` Å; at least one."""
     lattice = structure.cell[structure.pbc]
     measure = math.sqrt(abs(np.linalg.det(lattice @ lattice.T))) if len(lattice) else 1.0
     return max(1.0, (1.0, 2 * radius, math.pi * radius**2, 4 / 3 * math.pi * radius**3)[len(lattice)] / measure)
 
 
 def open_directions(structure: Structure) -> np.ndarray:
-    """(3, 3): of every axis that does not repeat a unit vector, at right angles to all others; zero for the rest.
+    """Return orthogonal unit vectors (3, 3) of the axes that do not repeat; zero for the rest.
 
-    For a slab it is the normal; else the principal axes of Σ (r − r̄)(r − r̄)ᵀ, longest first, across the periodic
-    axis where there is one. They point where the third moment is positive, and so turn with the structure. Where two
-    axes are equally long, or a structure is its own mirror image, they are one choice of several.
+    They are orthogonal to the periodic axes, too: for a slab the normal; else the principal axes of
+    Σ (r − r̄)(r − r̄)ᵀ, longest first, perpendicular to the periodic axis if there is one. They point where the third
+    moment is positive, and so rotate with the structure. Where two axes are equally long, or a structure is its own
+    mirror image, they are not unique.
     """
     positions, cell, pbc = structure
     found, periodic = np.zeros((3, 3)), cell[pbc]
@@ -88,7 +92,7 @@ def open_directions(structure: Structure) -> np.ndarray:
     if len(periodic) == 1:
         axis = periodic[0] / np.linalg.norm(periodic[0])
         centred = centred - (centred @ axis)[:, None] * axis
-        # The axis itself comes last, far from the others.
+        # The periodic axis comes last, its eigenvalue far below the others.
         tensor = centred.T @ centred
         _, axes = np.linalg.eigh(tensor - (1 + np.trace(tensor)) * np.outer(axis, axis))
         rows = axes.T[:0:-1]
@@ -100,7 +104,7 @@ def open_directions(structure: Structure) -> np.ndarray:
 
 
 def padded_cell(structure: Structure, directions: np.ndarray, padding: float) -> np.ndarray:
-    """(3, 3) Å: the periodic vectors, and along the others some so long that their images are nothing."""
+    """Return the cell (3, 3) Å with artificial vectors so long that their images vanish."""
     positions, cell, pbc = structure
     box = np.where(pbc[:, None], cell, 0.0)
     heights = (positions - positions.mean(axis=0)) @ directions.T
@@ -110,7 +114,7 @@ def padded_cell(structure: Structure, directions: np.ndarray, padding: float) ->
 
 
 def _bound(lengths: np.ndarray) -> float:
-    """``smooth_max`` of the device, a little above."""
+    """Return slightly more than ``smooth_max`` on the device."""
     largest = float(lengths.max())
     return largest + math.log(float(np.exp(4.0 * (lengths - largest)).sum())) / 4.0 + 1e-9
 
@@ -119,7 +123,7 @@ def half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
     """(K, 3) integers n with |n·A⁻ᵀ| ≤ longest, by length: zero, then one of each pair ±n.
 
     Raises:
-        InputError: they would not fit into the memory of a usual machine.
+        InputError: they would not fit into the memory of a typical machine.
     """
     reach = np.floor(longest * np.linalg.norm(cell, axis=1) + 1e-9).astype(int)
     if (n_tried := float(np.prod(2.0 * reach + 1))) > _MOST_TRIED:
@@ -137,7 +141,7 @@ def half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
 
 
 _MOST_TRIED = 1 << 24
-"""Wave vectors that may be looked at; each takes some hundred bytes. A cell with a million atoms has half of that."""
+"""Most wave vectors that are tried; each takes some hundred bytes. A cell with a million atoms has half as many."""
 
 
 def longest_wave(cell: np.ndarray) -> float:
@@ -149,16 +153,16 @@ def longest_wave(cell: np.ndarray) -> float:
 
 
 def far_apart(structure: Structure, distance: float) -> list[np.ndarray]:
-    """Indices of the atoms of each piece of a structure; different pieces are farther apart than ``distance`` Å.
+    """Split a structure into pieces farther apart than ``distance`` Å.
 
-    Structures with a periodic axis are one piece.
+    Each piece is the indices of its atoms. Structures with a periodic axis are one piece.
     """
     positions = structure.positions - structure.positions.mean(axis=0)
     everything = np.arange(len(positions))
     if structure.pbc.any() or np.ptp(positions, axis=0).max() <= distance:
         return [everything]
     tiles, tile = np.unique((positions // distance).astype(np.int64), axis=0, return_inverse=True)
-    # Tiles that touch, also at a corner, are in one piece.
+    # Tiles that touch, even at a corner, belong to one piece.
     touching = cKDTree(tiles).query_pairs(1.5, p=np.inf, output_type="ndarray")
     # With indices of 64 bits SciPy 1.11 prints an error and finds no piece at all.
     touching = touching.astype(np.int32)

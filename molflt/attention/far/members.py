@@ -1,6 +1,6 @@
-"""The radial functions that the RPE function f of the far field is made of (FLT §5.3; DESIGN §2 and §3, item 7).
+"""Radial basis of the RPE function f of the far field (FLT §5.3; DESIGN §2 and §3, item 7).
 
-Every member is a damped wave, b(r) = sinc(κr) exp(−r²/2ρ²) with sinc x = sin x/x. At κ = 0 it is a Gaussian. With
+Every basis function is a damped wave, b(r) = sinc(κr) exp(−r²/2ρ²), sinc x = sin x/x. At κ = 0 it is a Gaussian. With
 κ > 0 it is a sampled frequency of the FLT paper, |ξ| = κ/2π, with its direction averaged and its length smeared over
 a width of 1/ρ. Because it is damped it has an image sum, a sum over the reciprocal lattice and a mesh.
 """
@@ -20,32 +20,32 @@ from molflt.attention.far.pairs import members_on_pairs
 from molflt.attention.places import Kept
 
 DAMPING = 2.5
-"""c_ρ: by how many radians a wave with ε = 1 turns over its width, κ = c_ρ ε/ρ."""
+"""c_ρ: phase of a wave with ε = 1 over its width, rad; κ = c_ρ ε/ρ."""
 
 REFERENCE_DENSITY = 0.05
 """ρ₀ in atoms/Å³, about that of condensed matter. It is fixed, so that weights mean the same for all data sets."""
 
 
 class GaussianRPE(nn.Module):
-    """f(Δ) = Σ_t w_t n_t b_t(|Δ|), whose members b_t are Gaussians, damped waves, or half of each.
+    """f(Δ) = Σ_t w_t n_t b_t(|Δ|), its basis b_t Gaussians, damped waves, or half of each.
 
     The widths ρ_t are held here and shared by all layers and heads; each of those has weights w_t of its own. The
-    factor n_t keeps wide members, which sum over many atoms, from swamping the rest. It is one over the number of
-    atoms that a member counts: c_t = ρ₀(2πρ_t²)^{3/2} others (for a wave ρ₀·8ρ_t²/κ_t if that is less) and the atom
-    itself. An isolated structure of N atoms has no more than N − 1 others, so there 1/n_t = 1 + c_t (N − 1)/(c_t +
-    N − 1); dividing by atoms that are not there would leave the far field too weak to learn from.
+    factor n_t keeps wide basis functions, which sum over many atoms, from dominating. It is one over the number of
+    atoms that a basis function counts: c_t = ρ₀(2πρ_t²)^{3/2} others (for a wave ρ₀·8ρ_t²/κ_t if that is less) and
+    the atom itself. An isolated structure of N atoms has no more than N − 1 others, so there
+    1/n_t = 1 + c_t (N − 1)/(c_t + N − 1); dividing by missing atoms would leave the far field too weak to learn from.
 
     A wave has κ_t = 2π s_t ε_t, where ε_t is a fixed quantile of χ₃ and s_t = c_ρ/(2πρ_t) is its scale, the standard
     deviation of the proposal: the paper's learnable sampling variance. A wave with a large ε is wide, so that no
     wave needs a finer grid than the narrowest Gaussian would.
 
     Args:
-        n_basis: T, the number of members.
+        n_basis: T, the size of the basis.
         sigma_min: Å, the narrowest Gaussian at the start.
-        sigma_max: Å, the widest member at the start.
+        sigma_max: Å, the widest basis function at the start.
         n_atoms: N of an isolated structure; None where structures are periodic and have no end.
         spectrum: ``gaussians``, ``sampled`` for waves, or ``both``.
-        seed: of the order in which the quantiles are dealt to the waves.
+        seed: of the order in which the quantiles are assigned to the waves.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GaussianRPE(nn.Module):
         self.register_buffer("epsilon", epsilon if n_waves else None)
         # Where the range is short, waves take its upper half at least.
         self._wave_low_at_most = math.sqrt(sigma_min * sigma_max) / MARGIN
-        # Widths are geometric from the narrowest on: of all Gaussians, and of all waves.
+        # Initial widths are a geometric sequence, one of the Gaussians and one of the waves.
         place = torch.cat([torch.linspace(0, 1, n) for n in (n_gaussians, n_waves)])
         start = MARGIN * self._low(epsilon)
         start = torch.exp(torch.log(start) + place * torch.log(sigma_max / start))
@@ -85,13 +85,13 @@ class GaussianRPE(nn.Module):
         return alike.clamp(max=max(self._wave_low_at_most, self.sigma_low))
 
     def _constants(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Lower bounds of the widths and ln of their ranges; κρ of the members, None where all are Gaussians."""
+        """Return lower bounds of the widths, ln of their ranges, and κρ; None if all are Gaussians."""
         if torch.compiler.is_compiling():
             return self._made()
         raw, epsilon = self.raw_widths, self.epsilon
         state = (raw.dtype, raw.device, None if epsilon is None else epsilon._version)
         if self._kept is None or self._kept[0] != state:
-            # They outlast a prediction that they may be made in, and serve training as well.
+            # They may be made during a prediction but must also serve training later.
             with torch.inference_mode(False), torch.no_grad():
                 self._kept = state, self._made()
         return self._kept[1]
@@ -108,18 +108,18 @@ class GaussianRPE(nn.Module):
         return low * torch.exp(span * torch.sigmoid(self.raw_widths))
 
     def forward(self) -> GaussianBasis:
-        """The members at the present widths, computed once per batch."""
+        """Return the basis at the present widths; computed once per batch."""
         return GaussianBasis(self.widths, self.n_atoms, self._constants()[2], self.n_waves)
 
 
 class GaussianBasis:
-    """The functions n_t sinc(κ_t r) exp(−r²/2ρ_t²) for all t, in real space and in reciprocal space.
+    """The functions n_t sinc(κ_t r) exp(−r²/2ρ_t²) for all t, in real and reciprocal space.
 
     Attributes:
         widths: ρ_t, (n_basis,) Å.
         n_atoms: see :class:`GaussianRPE`.
         turned: κ_tρ_t, (n_basis,), which no width changes; None where all are zero.
-        n_waves: how many of the last members may be waves.
+        n_waves: number of basis functions at the end that may be waves.
         amplitudes: n_t, (n_basis,): the amplitude of f that a weight of one gives.
     """
 
@@ -131,7 +131,7 @@ class GaussianBasis:
         self.turned = turned
         cube: float | Tensor = (2 * math.pi) ** 1.5
         if turned is not None:
-            # As 8ρ²/κ for waves, if that is less.
+            # For waves 8ρ²/κ, if that is less.
             cube = (8 / turned.clamp(min=1e-12)).clamp(max=cube)
         others = REFERENCE_DENSITY * cube * widths**3
         if n_atoms is not None:
@@ -148,7 +148,7 @@ class GaussianBasis:
         return int(self.widths.shape[0])
 
     def some(self, chosen: Tensor) -> GaussianBasis:
-        """The members of the given indices."""
+        """Return the basis functions of the given indices."""
         return GaussianBasis(self.widths[chosen], self.n_atoms, None if self.turned is None else self.turned[chosen])
 
     @Kept
@@ -157,17 +157,17 @@ class GaussianBasis:
         return float(self.widths.detach().max())
 
     def double(self) -> GaussianBasis:
-        """The same members in float64 on the CPU."""
+        """Return the same basis in float64 on the CPU."""
         turned = None if self.turned is None else self.turned.double().cpu()
         return GaussianBasis(self.widths.double().cpu(), self.n_atoms, turned, self.n_waves)
 
     def on_pairs(self, squared_distances: Tensor) -> Tensor:
-        """n_t sinc(κ_t r) exp(−r²/2ρ_t²), the members first: r² (...) Å² → (n_basis, ...)."""
+        """n_t sinc(κ_t r) exp(−r²/2ρ_t²), the basis first: r² (...) Å² → (n_basis, ...)."""
         turns = None if self.turned is None else self.turned**2
         return members_on_pairs(squared_distances, self.amplitudes, self.widths**-2, turns, self.n_waves)
 
     def spectra(self, xi: Tensor, members_first: bool = False) -> Tensor:
-        """The Fourier transform of each of them at |ξ| (...) 1/Å → (..., n_basis) Å³, nowhere negative.
+        """Fourier transforms at |ξ|, (...) 1/Å → (..., n_basis) Å³, nowhere negative.
 
         With k = 2π|ξ| it is n (2πρ²)^{3/2} exp(−ρ²(k − κ)²/2) (1 − e^{−2ρ²kκ})/(2ρ²kκ).
 
@@ -188,21 +188,21 @@ class GaussianBasis:
 
     @property
     def reach(self) -> float:
-        """Å beyond which every member is less than 1e-14, and no image is summed."""
+        """Distance beyond which every basis function is below 1e-14 and no image is summed, Å."""
         return self.widest * math.sqrt(2 * math.log(1e14))
 
     def cutoffs(self, tolerance: float) -> Tensor:
-        """|ξ| at which each transform has ended, to ``tolerance``: (κ + c/ρ)/2π, (n_basis,) 1/Å, float64.
+        """Cutoff |ξ| of each transform to ``tolerance``, (n_basis,) 1/Å, float64: (κ + c/ρ)/2π.
 
-        It has no gradient: what it changes is below the tolerance, and so is its derivative by a width.
+        It has no gradient: its effect is below the tolerance, and so is the derivative with respect to a width.
         """
-        # What is left out adds up over the images of a small cell.
+        # Truncation errors add up over the images of a small cell.
         widths, end = self.widths.detach().to(torch.float64), cutoff_factor(tolerance / 4)
         turned = end if self.turned is None else self.turned.to(torch.float64) + end
         return turned / (2 * math.pi * widths)
 
     def equal_widths(self) -> Tensor:
-        """The width of the Gaussian that needs the same grid as each member, (n_basis,) Å; no gradient."""
+        """Widths of Gaussians that need the same grid as the basis, (n_basis,) Å; no gradient."""
         widths = self.widths.detach()
         return widths if self.turned is None else equal_widths(self.turned / widths, widths)
 
@@ -210,8 +210,9 @@ class GaussianBasis:
 def equal_widths(kappa: Tensor, widths: Tensor) -> Tensor:
     """The widths of the Gaussians that need the same grid as given waves, Å.
 
-    Splines of order six miss a wave by the sixth power of its wave number along each axis. The mean of that power
-    over a member's spectrum is −∂⁶b/∂x⁶ at zero, 15/σ⁶ for a Gaussian and κ⁶/7 + 3κ⁴/ρ² + 15κ²/ρ⁴ + 15/ρ⁶ for a wave.
+    The error of splines of order six for a wave grows with the sixth power of its wave number along each axis. The
+    mean of that power over the spectrum of a basis function is −∂⁶b/∂x⁶ at zero: 15/σ⁶ for a Gaussian and
+    κ⁶/7 + 3κ⁴/ρ² + 15κ²/ρ⁴ + 15/ρ⁶ for a wave.
 
     Args:
         kappa: κ, rad/Å.
@@ -226,7 +227,7 @@ def _mean_decay(x: Tensor) -> Tensor:
     safe = x.clamp(min=1e-30)
     decay = torch.expm1(-safe) / -safe
     if torch.compiler.is_compiling():
-        # A compiler for CPUs makes exp(x) − 1 of expm1, which is zero near zero.
+        # Compilers for CPUs replace expm1 by exp(x) − 1, which rounds to zero near zero.
         return torch.where(x < 1e-3, 1 - x / 2 * (1 - x / 3 * (1 - x / 4 * (1 - x / 5))), decay)
     return decay
 
@@ -234,17 +235,17 @@ def _mean_decay(x: Tensor) -> Tensor:
 def _dealt_quantiles(n: int, seed: int) -> list[float]:
     """The quantiles of χ₃ at (j + ½)/n in random order."""
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu").numpy()
-    # The square of a variable of χ₃ is twice one of the gamma distribution with shape 3/2.
+    # The square of a χ₃ variable is twice a gamma variable of shape 3/2.
     return [float(q) for q in np.sqrt(2 * gammaincinv(1.5, (order + 0.5) / max(n, 1)))]
 
 
 def cutoff_factor(tolerance: float) -> float:
-    """The c with exp(−c²/2) = tolerance/10, beyond which a Gaussian or its transform is left out.
+    """Return c with exp(−c²/2) = tolerance/10, where a Gaussian or its transform is cut off.
 
-    The factor of ten is there because what is left out is the integral of the tail and not its first value.
+    The factor of ten is there because the error is the integral of the tail and not its first value.
     """
     return math.sqrt(2 * math.log(10 / tolerance))
 
 
 TAPER = 1.08
-"""The spectrum is whole up to ξ_c and tapered to zero at TAPER·ξ_c, so that nodes enter with a weight of zero."""
+"""The spectrum is complete up to ξ_c and tapered to zero at TAPER·ξ_c, so that nodes enter with zero weight."""

@@ -1,4 +1,4 @@
-"""Particle mesh: values are spread on a grid, convolved with f, and read off again (DESIGN §3, item 6).
+"""Particle mesh: values spread on a grid, convolved with f and read off (DESIGN §3, item 6).
 
 This carries the FFT for Toeplitz RPE of Luo et al. (arXiv 2106.12566) over to scattered points, with the P3M
 assignment of Hockney and Eastwood. The spectrum of f ends so early that products with small matrices of waves
@@ -7,7 +7,7 @@ replace the FFT. It serves any boundary conditions in O(N^{4/3}) at fixed densit
 In open directions the grid lies along the principal axes of the structure and has a fixed spacing, so that it turns
 and moves with the structure: where these axes are not equal, rotation changes nothing but rounding. Along a lattice
 it divides the lattice vectors, and invariance under wrapping holds to ε. Only planes that hold atoms are transformed.
-Where all that is, ``grid.py`` says; here a device computes what depends on positions and widths.
+The placement is decided in ``grid.py``; here the device computes what depends on positions and widths.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def on_mesh(
     tolerance: float,
     dtype: torch.dtype,
 ) -> OnMesh:
-    """f̂ of one structure.
+    """Return f̂ of one structure on a mesh.
 
     Args:
-        pieces: of the structure, where they lie.
+        pieces: of the structure, on their grids.
         positions: (1, n, 3) Å, float64.
         cell: (1, 3, 3) Å, float64.
-        basis: the members of f.
+        basis: of f.
         tolerance: ε, relative to Σ_t |w_t n_t|.
-        dtype: of what is computed from positions.
+        dtype: of quantities computed from positions.
     """
     operators = []
     for piece in pieces:
@@ -97,7 +97,7 @@ def _bands(
     columns = turns.expand(len(octaves), 3).t().flatten()
     of_waves = on_grid.waves @ columns
     turned = of_waves[:, None] * on_grid.planes
-    # Whole turns are taken off before the multiplication by 2π, for the last digits.
+    # Whole turns are removed before the multiplication by 2π to keep the last digits.
     angle = 2 * math.pi * (turned - turned.detach().round())
     pairs = torch.stack([angle.cos(), angle.sin()], dim=1).to(dtype)
     reciprocal = torch.linalg.inv_ex(cells)[0].transpose(1, 2)
@@ -105,7 +105,7 @@ def _bands(
     window = _optimal_influence(of_waves) * on_grid.multiplicity
     squares = on_grid.waves.square() @ gram.diagonal(dim1=1, dim2=2).t().flatten()
     per_volume = 1 / torch.linalg.det(cells).abs()
-    # Of one axis after another, the octaves.
+    # All octaves of one axis, then those of the next.
     sizes = [octave.n_waves[axis] + 1 for axis in range(3) for octave in octaves]
     split = [t.split(sizes) for t in (pairs, window, squares, on_grid.waves.sum(dim=1))]
     of_axes = [[part[b :: len(octaves)] for part in split] for b in range(len(octaves))]
@@ -138,14 +138,17 @@ def _on_axes(parts: Sequence[Tensor], combine: Any) -> Tensor:
 
 
 def _oblique(squared: Tensor, numbers: Sequence[Tensor], gram: Tensor) -> Tensor:
-    """|ξ|² with the signs of k_y and k_z as they are, of k_z, of k_y and of both changed, (4, *waves)."""
+    """|ξ|² for k, and with the signs of k_z, of k_y and of both flipped, (4, *waves)."""
     x, y, z = (k.view([-1 if axis == a else 1 for a in range(3)]) for axis, k in enumerate(numbers))
     xy, xz, yz = 2 * gram[0, 1] * x * y, 2 * gram[0, 2] * x * z, 2 * gram[1, 2] * y * z
     return squared + torch.stack([xy + xz + yz, xy - xz - yz, xz - xy - yz, yz - xy - xz])
 
 
 def _parts(spectra: Tensor) -> dict[Axes, Tensor]:
-    """By the axes along which they exchange cosines and sines: of (n_members, 4, *waves) of :func:`_oblique`."""
+    """Split spectra (n_members, 4, *waves) by the axes that exchange cosines and sines.
+
+    The four are those of :func:`_oblique`.
+    """
     pp, pm, mp, mm = (spectra / 4).unbind(dim=1)
     return {
         (): pp + pm + mp + mm,
@@ -170,11 +173,11 @@ def _optimal_influence(turns: Tensor) -> Tensor:
 
 
 class _Splines(torch.autograd.Function):
-    """Shares of the NODES grid points at or below points x in [0, 1) of the way to the next: cardinal B-splines.
+    """Cardinal B-splines: weights of the NODES grid points at or below points.
 
-    A spline of degree NODES − 1 has NODES − 2 continuous derivatives, and so has what is read off the grid. All nodes
-    lie on one side of the point. This shift by half a support is the same for every atom, so it drops out of
-    differences of positions.
+    A point lies x in [0, 1) of the way to the next grid point. A spline of degree NODES − 1 has NODES − 2 continuous
+    derivatives, and so have values read off the grid. All nodes lie on one side of the point. This shift by half a
+    support is the same for every atom, so it drops out of differences of positions.
     """
 
     @staticmethod
@@ -196,8 +199,11 @@ class _Splines(torch.autograd.Function):
 
 @cache
 def _polynomials(degree: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(at least one, NODES) coefficients of the parts of a derivative of the spline, the highest power first."""
+    """Coefficients of the pieces of a spline's derivative, (at least one, NODES).
+
+    The highest power comes first.
+    """
     spline = PPoly.from_spline(BSpline.basis_element(np.arange(NODES + 1.0))).derivative(degree)
     with torch.inference_mode(False):
-        # There are as many parts before its support as it has degrees.
+        # As many pieces as its degree precede its support.
         return torch.from_numpy(spline.c[:, NODES - 1 : 2 * NODES - 1].copy()).to(device, dtype)

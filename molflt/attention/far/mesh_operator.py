@@ -1,4 +1,4 @@
-"""What the particle mesh does in every layer: spread values on a grid, convolve them band by band, read them off."""
+"""Operator of the particle mesh in every layer: spread values, convolve them, read them off."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ Axes = tuple[int, int] | tuple[()]
 
 @dataclass
 class Band:
-    """Some members of f on their own waves, cos(2πkτj) and sin(2πkτj) for k = 0 ... K at the planes j.
+    """Part of the basis of f on waves of its own.
+
+    The waves are cos(2πkτj) and sin(2πkτj) for k = 0 ... K at the planes j.
 
     Attributes:
         chosen: (n_members,) their indices; None: all.
-        matrices: from grid planes to waves along each vector, (2K + 2, n_planes), cosine and sine of one k after
-            the other.
-        spectra: transforms of the members on the wave numbers, (n_members, K_x + 1, K_y + 1, K_z + 1), by the axes
-            along which they exchange.
+        matrices: from grid planes to waves along each vector, (2K + 2, n_planes), cosine and sine of each k in turn.
+        spectra: transforms of the basis functions on the wave numbers, (n_members, K_x + 1, K_y + 1, K_z + 1), by
+            the axes along which they exchange.
     """
 
     chosen: Tensor | None
@@ -33,9 +34,9 @@ class Band:
     spectra: dict[Axes, Tensor]
 
     def filters(self, weights: Tensor) -> list[tuple[Axes, Tensor]]:
-        """(n_weights, heads) → (K_x + 1, 1, K_y + 1, 1, K_z + 1, 1, heads, 1) by the axes along which they exchange.
+        """Return the filters of all heads by the axes along which they exchange.
 
-        1 stands for 2 along these axes.
+        (n_weights, heads) → (K_x + 1, 1, K_y + 1, 1, K_z + 1, 1, heads, 1), where 1 stands for 2 along these axes.
         """
         few = weights if self.chosen is None else weights.index_select(0, self.chosen)
         found: list[tuple[Axes, Tensor]] = []
@@ -47,10 +48,10 @@ class Band:
 
 
 def _signed(filters: Tensor, axes: Axes) -> Tensor:
-    """With the signs of an exchange: cos·cos becomes −sin·sin and cos·sin becomes sin·cos, and back.
+    """Apply the signs of an exchange of cosines and sines.
 
-    By cos(a + b) = cos a cos b − sin a sin b, that is what the part of a spectrum that is odd in two wave numbers
-    does to waves.
+    cos·cos becomes −sin·sin and cos·sin becomes sin·cos, and back. By cos(a + b) = cos a cos b − sin a sin b, this is
+    the effect on waves of the part of a spectrum that is odd in two wave numbers.
     """
     if not axes:
         return filters
@@ -59,7 +60,7 @@ def _signed(filters: Tensor, axes: Axes) -> Tensor:
 
 
 def exchanged(axes: Axes) -> list[int]:
-    """The dimensions of cosine and sine of some axes in (K_x + 1, 2, K_y + 1, 2, K_z + 1, 2, ...)."""
+    """Dimensions of cosine and sine of some axes in (K_x + 1, 2, K_y + 1, 2, K_z + 1, 2, ...)."""
     return [2 * axis + 1 for axis in axes]
 
 
@@ -73,8 +74,8 @@ class MeshOperator:
         gather: which grid points every atom reads; transposed, which atoms every grid point receives.
         weights: (n · NODES³,) weights of the entries of ``gather``.
         weights_transposed: the same in the order of the transposed pattern.
-        n_planes: along each vector, how many planes of the grid an atom is spread over.
-        bands: the members of f.
+        n_planes: along each vector, the number of planes of the grid that atoms are spread over.
+        bands: the basis of f.
     """
 
     gather: SparsePattern
@@ -84,9 +85,10 @@ class MeshOperator:
     bands: list[Band]
 
     def __call__(self, weights: Tensor, values: Tensor) -> Tensor:
-        """Σ_j f̂_h(Δ_ij) v_jh: weights (n_weights, n_heads), values (n, n_heads, c) → (n, n_heads, c).
+        """Σ_j f̂_h(Δ_ij) v_jh.
 
-        A bounded number of channels is carried at a time.
+        Weights (n_weights, n_heads), values (n, n_heads, c) → (n, n_heads, c). A bounded number of channels is
+        carried at a time.
         """
         _, n_heads, n_channels = values.shape
         step = channels_at_once(self.n_planes, [[len(m) for m in band.matrices] for band in self.bands])
@@ -143,7 +145,7 @@ def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def channels_at_once(n_planes: Sequence[int], waves: Sequence[Sequence[int]]) -> int:
-    """How many channels are carried at a time on a grid of some planes with the waves of every band."""
+    """Return the channels carried at a time on a grid, given the waves of every band."""
     _, y, z = n_planes
     largest = max(math.prod(n_planes), sum(w[0] for w in waves) * y * z, *map(math.prod, waves))
     least = max(1, min(_CHANNELS_AT_LEAST, _MESH_VALUES_AT_MOST // largest))
@@ -171,7 +173,10 @@ class OnMesh:
         return place_rows(_joined(found, dim=0), _joined(self.atoms, dim=0), values.shape[1])[None]
 
     def matrix(self, weights: Tensor) -> Tensor:
-        """See :class:`FarField`. It applies the operator to unit vectors, for comparison and not for use."""
+        """See :class:`FarField`.
+
+        The operator is applied to unit vectors, which serves comparisons only.
+        """
         n = sum(map(len, self.atoms))
         unit = torch.eye(n, dtype=weights.dtype, device=weights.device)[:, None].expand(-1, weights.shape[1], -1)
         return self(weights, unit[None]).permute(2, 0, 1, 3)
@@ -179,8 +184,8 @@ class OnMesh:
 
 _MESH_VALUES_AT_ONCE, _CHANNELS_AT_LEAST, _CHANNELS_AT_MOST = 1 << 22, 16, 128
 """Grid points times channels that are held at once, and bounds of the number of channels. Larger blocks than 32 MiB
-come from the operating system page by page, which takes longer than the arithmetic on them; fewer channels waste what
-is fetched with a point; more do not stay in the cache."""
+come from the operating system page by page, which takes longer than the arithmetic on them; fewer channels waste
+fetched cache lines; more do not fit into the cache."""
 
 _MESH_VALUES_AT_MOST = 1 << 27
 """512 MiB in float32, four or five times over: few channels are the lesser evil on a grid for a million atoms."""

@@ -1,7 +1,7 @@
-"""The far field on pairs of atoms, by the closed form of f, summed over images where a structure repeats.
+"""Far field on pairs of atoms by the closed form of f, images included.
 
-Members are computed in blocks that stay in the processor's cache: as a formula of whole tensors, every step goes
-through the memory again, which takes longer than exponentials.
+The basis is computed in blocks that fit into the processor's cache: with whole tensors, every step would stream
+through memory, which takes longer than the exponentials.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from molflt.attention.smooth import GAUSSIAN_END, sinc_family
 class OnPairs:
     """f̂ of a group of structures on all pairs; a :class:`~molflt.attention.far.field.FarField`.
 
-    As f̂_ij = f̂_ji, half of the pairs of a large structure will do. They are held in strips of rows, each from its
-    diagonal on, which stay in a processor's cache between the steps of their use.
+    Since f̂_ij = f̂_ji, half of the pairs of a large structure suffice. They are held in strips of rows, each from its
+    diagonal on, which stay in the processor's cache while they are used.
 
     Attributes:
         strips: (n_weights, n_structures, n_rows, n_max − first) basis functions of f̂, ``first`` being the rows of the
-            strips before; whatever where there is no pair.
+            strips before; arbitrary where there is no pair.
     """
 
     strips: list[Tensor]
@@ -81,7 +81,7 @@ def sum_over_pairs(
         positions: (n_structures, n_max, 3) Å, float64.
         cell: (n_structures, 3, 3) Å, float64.
         function: maps displacements (3, ...) Å, float64, to (n_weights, ...).
-        n_weights: how many functions that are.
+        n_weights: number of these functions.
     """
     if group.images is None:
         n = positions.shape[1]
@@ -118,7 +118,7 @@ def _displacements(some: Tensor, others: Tensor) -> Tensor:
 
 
 def squared_norm(delta: Tensor, dtype: torch.dtype) -> Tensor:
-    """|Δ|² of (3, ...); a sum over three neighbouring numbers is slow."""
+    """|Δ|² of (3, ...), axis by axis: a sum over three adjacent numbers is slow."""
     delta = delta.to(dtype)
     return (delta * delta).sum(dim=0)
 
@@ -131,14 +131,16 @@ def squared_distances(positions: Tensor, dtype: torch.dtype) -> Tensor:
 def members_on_pairs(
     squared: Tensor, amplitudes: Tensor, scales: Tensor, turns: Tensor | None, n_waves: int, decay: float = 0.5
 ) -> Tensor:
-    """a_t φ_t(s_t r²) of r² (...), with φ_t(y) = exp(−δy) sinc(√(k_t y)): (n_members, ...), twice differentiable.
+    """a_t φ_t(s_t r²) of r² (...), twice differentiable: (n_members, ...).
+
+    The shapes are φ_t(y) = exp(−δy) sinc(√(k_t y)).
 
     Args:
         squared: r², Å².
         amplitudes: a_t, (n_members,).
         scales: s_t, 1/Å².
         turns: k_t, constants, zero for a Gaussian; None where all are.
-        n_waves: how many of the last members may be waves.
+        n_waves: number of basis functions at the end that may be waves.
         decay: δ.
     """
     waves = slice(len(scales) - n_waves, len(scales))
@@ -174,7 +176,10 @@ class _OnPairs(torch.autograd.Function):
 
 
 class _SlopeOnPairs(torch.autograd.Function):
-    """The derivatives of :class:`_OnPairs` by r², a and s, of which only the first can be differentiated again."""
+    """Derivatives of :class:`_OnPairs` with respect to r², a and s.
+
+    Only the first can be differentiated again.
+    """
 
     @staticmethod
     def forward(
@@ -247,10 +252,10 @@ def _blocks(n: int, n_members: int, device: torch.device) -> Iterator[slice]:
 
 
 _VALUES_AT_ONCE, _VALUES_AT_ONCE_ON_GPU = 1 << 16, 1 << 26
-"""Members times pairs of a block; 256 KiB in float32."""
+"""Basis functions times pairs of a block; 256 KiB in float32."""
 
 _VALUES_OF_IMAGES = 1 << 23
-"""Members times pairs and images that are held at once."""
+"""Basis functions times pairs and images that are held at once."""
 
 WHOLE, STRIP = 256, 128
-"""Atoms up to which all pairs are held together, and rows of a strip beyond."""
+"""Most atoms whose pairs are all held together, and rows of a strip beyond."""

@@ -1,7 +1,7 @@
-"""The paper's own estimator of f, from r undamped frequencies, and its invariant form (DESIGN §3, items 1 and 2).
+"""The paper's own estimator of f from r undamped frequencies, and its invariant form.
 
-An estimator is part of the model: with few samples f̂ differs from f by tens of per cent, and training adapts the
-weights to f̂. Models record their method and refuse another one.
+These are items 1 and 2 of DESIGN §3. An estimator is part of the model: with few samples f̂ differs from f by tens of
+per cent, and training adapts the weights to f̂. Models record their method and refuse another one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCALE_MARGIN = 2.0
 
 
 class UndampedMethod(FarMethod):
-    """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or Σ_k a_k sinc(2π|ξ_k||Δ|) with the direction integrated out.
+    """f̂(Δ) = Σ_k a_k cos(2πξ_k·Δ), or Σ_k a_k sinc(2π|ξ_k||Δ|) averaged over directions.
 
     The frequencies are ξ_k = μ_k + s_k ε_k. The ε_k ~ N(0, I) are drawn once and saved with the model, the s_k are
     learnable, the μ_k zero or learnable ("learnable means and variances", FLT appendix A.4 and B.3). In
@@ -45,7 +45,7 @@ class UndampedMethod(FarMethod):
         rpe: the RPE function whose spectrum is sampled; it sets the range of the scales.
         n_frequencies: r.
         directions: ``averaged`` is rotation-invariant for every draw, ``random`` only in expectation.
-        radii: whether the |ε_k| are drawn from χ₃ or placed at its quantiles (j + ½)/r and dealt over the scales.
+        radii: whether the |ε_k| are drawn from χ₃ or placed at its quantiles (j + ½)/r, spread over the scales.
         proposal: the density p, ``mixture`` or ``own``.
         spectrum: with ``gaussian`` the a_k follow from g, with ``free`` they are the weights of layer and head.
         periodic_radius: Å.
@@ -122,7 +122,10 @@ class UndampedMethod(FarMethod):
         return FarPlan("pairs", 0.0, self.periodic_radius, 0.0, dense)
 
     def fields(self, geometry: Geometry, basis: GaussianBasis) -> list[FarField]:
-        """See :class:`FarMethod`: isolated structures with random directions have features of positions."""
+        """See :class:`FarMethod`.
+
+        Isolated structures with random directions have features of positions.
+        """
         xi, coefficients = self.frequencies(), self.coefficients(basis).to(geometry.dtype).transpose(0, 1)
         n, found = max(self.n_frequencies, self.n_weights(len(basis))), list[FarField]()
         for group, positions, cell in of_groups(geometry):
@@ -148,7 +151,7 @@ class UndampedMethod(FarMethod):
 
 
 def _draw(n_frequencies: int, radii: Radii, seed: int) -> Tensor:
-    """ε_k, (n_frequencies, 3) float64: draws of N(0, I), or their directions with stratified lengths."""
+    """ε_k, (n_frequencies, 3) float64: draws of N(0, I), perhaps with stratified lengths."""
     generator = torch.Generator().manual_seed(seed)
     # Models are built on the meta device too, and quantiles need numbers.
     with generator.device:
@@ -163,19 +166,24 @@ def _draw(n_frequencies: int, radii: Radii, seed: int) -> Tensor:
 
 
 def plane_waves(positions: Tensor, xi: Tensor) -> Tensor:
-    """[cos 2πξ_k·r_i, sin 2πξ_k·r_i] in float64: positions (..., ℓ) Å and frequencies (r, ℓ) 1/Å → (..., 2r)."""
+    """Plane waves [cos 2πξ_k·r_i, sin 2πξ_k·r_i] in float64.
+
+    Positions (..., ℓ) Å and frequencies (r, ℓ) 1/Å → (..., 2r).
+    """
     phase = 2 * math.pi * positions.to(torch.float64) @ xi.to(torch.float64).transpose(0, 1)
     return torch.cat([phase.cos(), phase.sin()], dim=-1)
 
 
 def wave_features(waves: Tensor, coefficients: Tensor, softening: float = 0.0) -> tuple[Tensor, Tensor]:
-    """√(|a_k| + δ) [cos 2πξ_k·x, sin 2πξ_k·x] on either side, with sign(a_k) on the key side only (FLT Theorem 4.1).
+    """Features √(|a_k| + δ) [cos 2πξ_k·x, sin 2πξ_k·x] of queries and keys.
+
+    Only the key side has the factor sign(a_k) (FLT Theorem 4.1).
 
     Args:
         waves: (..., 2r) from :func:`plane_waves`.
         coefficients: a, (..., r), of any sign; leading axes broadcast with those of the waves.
         softening: δ. The derivative of a root is unbounded where a coefficient changes sign. In a product of both
-            sides that cancels; where each side goes through a function of its own, a small δ is needed.
+            sides this cancels; where each side passes through a function of its own, a small δ is needed.
 
     Returns:
         Two tensors (..., 2r) in the dtype of the coefficients.
@@ -192,7 +200,7 @@ def _gaussian_density(xi: Tensor, means: Tensor, scales: Tensor) -> Tensor:
 
 
 def build_undamped(config: UndampedConfig, sizes: Sizes) -> Built:
-    """The attention of DESIGN §3, its far field the paper's estimator."""
+    """Build the attention of DESIGN §3 with the paper's estimator as its far field."""
     rpe = build_rpe(config)
     method = UndampedMethod(
         rpe,

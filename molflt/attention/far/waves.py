@@ -1,4 +1,4 @@
-"""The far field over waves: Poisson summation over the reciprocal lattice (DESIGN §3, item 5)."""
+"""Far field over waves: Poisson summation over the reciprocal lattice (DESIGN §3, item 5)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from molflt.attention.smooth import smooth_max, taper
 
 @dataclass
 class OnWaves:
-    """f̂_h(Δ_ij) = Σ_k φ_ik c_kh φ_jk of a group of structures; a :class:`~molflt.attention.far.field.FarField`.
+    """f̂_h(Δ_ij) = Σ_k φ_ik c_kh φ_jk of a group of structures.
+
+    It is a :class:`~molflt.attention.far.field.FarField`.
 
     Attributes:
-        features: φ, (n_structures, n_max, n_features), whatever where there is no atom.
-        coefficients: (n_structures or 1, n_weights, n_features), c of a head by its weights.
+        features: φ, (n_structures, n_max, n_features), arbitrary where there is no atom.
+        coefficients: (n_structures or 1, n_weights, n_features), from the weights of a head to its c.
     """
 
     features: Tensor
@@ -60,9 +62,9 @@ def on_waves(
     Args:
         groups: structures that are summed over waves; their positions, (n_structures, n_max, 3) Å, float64, zero
             where there is no atom; and cells, (n_structures, 3, 3) Å, float64.
-        basis: the members of f.
+        basis: of f.
         tolerance: ε.
-        longest: 1/Å, up to which the groups have waves.
+        longest: cutoff of the groups' waves, 1/Å.
         padding: Å by which artificial cell vectors are longer than a structure.
     """
     dtype = basis.widths.dtype
@@ -74,7 +76,7 @@ def on_waves(
             cell = padded(positions, group.there, group.directions, cell, padding)
         xi = group.integers @ torch.linalg.inv_ex(cell)[0].transpose(1, 2)
         turns = positions @ xi.transpose(1, 2)
-        # Whole turns are taken off in double precision, so that the rest has all its digits in any dtype.
+        # Whole turns are removed in double precision, so that the rest keeps all its digits in any dtype.
         phase = ((2 * math.pi) * (turns - turns.detach().round())).to(dtype)
         features.append(torch.cat([phase.cos(), phase.sin()], dim=2))
         lengths.append((xi * xi).sum(dim=2).flatten())
@@ -95,7 +97,7 @@ def on_waves(
 def padded(
     positions: Tensor, there: Tensor | None, directions: Tensor, cell: Tensor, padding: float | Tensor
 ) -> Tensor:
-    """Cells with artificial vectors along the open directions, smooth functions of the positions.
+    """Cells with artificial vectors along open directions, smooth functions of the positions.
 
     Args:
         positions: (n_structures, n_max, 3) Å.

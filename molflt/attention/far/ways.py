@@ -1,11 +1,11 @@
-"""The way in which the far field of each structure is summed: on pairs, over waves, or on a mesh.
+"""Choice of how a structure's far field is summed: on pairs, over waves, or on a mesh.
 
-    pairs   up to 2,000 atoms in the open, and what repeats along one axis with few images in reach; in a cell, where
-            an atom has fewer others and images in reach than there are waves
+    pairs   open structures of up to 2,000 atoms; those that repeat along one axis with few images in reach; cells in
+            which an atom has fewer others and images in reach than there are waves
     waves   other cells, unless there are many atoms and waves
     mesh    the rest, but never for 200 atoms or fewer
 
-Nothing but the structure and the plan enters: batch-mates must not change a result.
+Only the structure and the plan count: batch-mates must not change a result.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Way = Literal["pairs", "waves", "mesh"]
 WAYS: tuple[Way, ...] = ("pairs", "waves", "mesh")
 
 MESH_FROM = 200
-"""Up to so many atoms there is no mesh, so that small structures stay invariant to rounding, not to ε."""
+"""Structures of up to this many atoms never use a mesh, so that they stay invariant to rounding, not to ε."""
 MOST_PAIRS, MOST_IMAGES = 4_000_000, 400_000
-"""Pairs of atoms up to which an open structure is summed on them, and of atoms and images in one that repeats."""
+"""Most pairs of atoms for a sum on pairs in an open structure, and of atoms and images in one that repeats."""
 MOST_WAVES = 700_000
-"""Atoms times waves up to which a structure that repeats is summed over waves."""
+"""Most atoms times waves for a sum over waves in a structure that repeats."""
 MARGIN = 1.05
-"""By how much a plan goes beyond what the members of f need at present, so that it lasts while they are learnt."""
+"""Factor by which a plan exceeds the present needs of the basis of f, so that it lasts while widths are learnt."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ class Group(Movable):
     """Structures of a batch whose far field is computed together; on a mesh, one.
 
     Attributes:
-        way: in which.
+        way: of the sum.
         structures, index: their indices in the batch, and these as (n_structures,) int64.
-        sizes: how many atoms each has.
+        sizes: number of atoms of each.
         n_max: places for the atoms of each, as many as the largest has.
         there: (n_structures, n_max) bool, which of them hold an atom.
         images: pairs of atoms and images within reach, where structures repeat.
         integers: (n_structures, n_waves, 3) coefficients of the reciprocal vectors, zero first; float64.
-        multiplicity: of waves, (n_structures, n_waves), 0 where they only fill up.
+        multiplicity: of waves, (n_structures, n_waves), 0 for padding.
         directions: (n_structures, 3, 3) unit vectors along which structures do not repeat, zero for those along
             which they do; None where all repeat along all.
-        pieces: of a structure on a mesh, those that do not feel each other.
-        rungs: of the ladder for 1/r, (n_structures, n_rungs) float64, 0 for those that a structure is without.
+        pieces: parts of a structure on a mesh that do not interact.
+        rungs: of the ladder for 1/r, (n_structures, n_rungs) float64, 0 for those that a structure does not use.
     """
 
     way: Way
@@ -100,7 +100,7 @@ class Groups(Movable):
     Attributes:
         groups: every structure is in one.
         slot: (n_atoms,) the place of each atom of the batch among those of all groups, one group after another.
-        is_batch: whether one group without empty places is the batch as it is.
+        is_batch: whether the batch is a single group without empty places.
     """
 
     groups: tuple[Group, ...]
@@ -124,7 +124,7 @@ class Groups(Movable):
 
 
 def grouped(groups: tuple[Group, ...], starts: np.ndarray) -> Groups:
-    """Groups with the places of the atoms; ``starts``: (n_structures + 1,) where the atoms of each begin."""
+    """Add the places of atoms to groups; ``starts``: (n_structures + 1,) first atom of each."""
     slot, first = np.empty(starts[-1], dtype=np.int64), 0
     for group in groups:
         for b, size in zip(group.structures, group.sizes, strict=True):
@@ -135,11 +135,11 @@ def grouped(groups: tuple[Group, ...], starts: np.ndarray) -> Groups:
 
 
 Held = tuple[Way, tuple[Grid, ...]]
-"""Of one structure the way, and the grids of its pieces."""
+"""Way of one structure, and the grids of its pieces."""
 
 
 def held_of(groups: Sequence[Group]) -> tuple[Held, ...]:
-    """The ways and grids of the structures of a batch, for a plan to keep."""
+    """Return the ways and grids of the structures of a batch, for a plan to keep."""
     held: dict[int, Held] = {}
     for group in groups:
         grids = tuple(piece.grid for piece in group.pieces)
@@ -149,17 +149,17 @@ def held_of(groups: Sequence[Group]) -> tuple[Held, ...]:
 
 @dataclass(frozen=True)
 class FarPlan:
-    """What the far field of a model needs, as plain numbers.
+    """Needs of a model's far field, as plain numbers.
 
     Attributes:
-        way: the only one; None: that of the rule.
-        longest: 1/Å, up to which there are waves; zero: none.
-        reach: Å, beyond which every member is nothing.
+        way: forced for all structures; None: chosen by the rule.
+        longest: cutoff of the waves, 1/Å; zero: no waves.
+        reach: Å, beyond which every basis function vanishes.
         padding: Å by which artificial cell vectors are longer than a structure.
         dense: whether layers need f̂ as a matrix, which a mesh does not give.
         spacing: Å between the planes of a mesh.
-        members: what the members of f need of a mesh.
-        held: of each structure, what is kept of earlier layouts.
+        members: needs of the basis of f on a mesh.
+        held: of each structure, the way and grids kept from earlier layouts.
     """
 
     way: Way | None
@@ -173,7 +173,7 @@ class FarPlan:
 
     @staticmethod
     def covering(plans: Sequence[FarPlan]) -> FarPlan:
-        """The one that goes as far as all of them."""
+        """Return the plan that covers all of the given ones."""
         most = max(len(plan.members) for plan in plans)
         members = (covering_needs([p.members[t] for p in plans if t < len(p.members)]) for t in range(most))
         return replace(
@@ -186,8 +186,8 @@ class FarPlan:
         )
 
     def groups(self, structures: Sequence[Structure], skin: float = 0.0) -> tuple[Group, ...]:
-        """The structures of a batch by their ways, none twice, also when atoms have moved by ``skin`` Å."""
-        # Sums over images apart from those over pairs alone.
+        """Group the structures of a batch by way, valid while atoms move up to ``skin`` Å."""
+        # Sums over images are kept apart from those over pairs alone.
         kinds = [
             (self.held[b][0] if self.held else self.way_of(one), bool(one.pbc.any()))
             for b, one in enumerate(structures)
@@ -215,7 +215,7 @@ class FarPlan:
         return tuple(found)
 
     def way_of(self, structure: Structure) -> Way:
-        """The way of one structure."""
+        """Return the way of one structure."""
         if self.way is not None:
             return self.way
         n, n_axes = len(structure.positions), int(structure.pbc.sum())
@@ -251,15 +251,15 @@ class FarPlan:
 
 @dataclass(frozen=True)
 class LadderPlan:
-    """How the ladder of Gaussians for 1/r is summed (``coulomb.py``): in crystals never on pairs.
+    """Plan of the sum over the ladder for 1/r (``coulomb.py``), in crystals never on pairs.
 
     Attributes:
         finest: Å, the width of the finest rung; each is √2 times as wide as the one before.
-        longest: 1/Å, up to which there are waves.
+        longest: cutoff of the waves, 1/Å.
         spacing: Å between the planes of a mesh.
         padding: of artificial cell vectors, in widths of a rung.
-        way: the only one; None: that of the rule.
-        held: of each structure, what is kept of earlier layouts.
+        way: forced for all structures; None: chosen by the rule.
+        held: of each structure, the way and grids kept from earlier layouts.
     """
 
     finest: float
@@ -284,7 +284,7 @@ class LadderPlan:
         counts = [self._n_rungs(one) for one in structures]
         times = [2 ** (t / 2) for t in range(max(counts))]
         members = tuple((self.finest * x, self.longest / x, self.padding * self.finest * x) for x in times)
-        # Of a sum over images nothing would be in reach.
+        # The sum over images has no finite reach.
         plan = FarPlan(self.way, self.longest, math.inf, 0.0, False, self.spacing, members, self.held)
         found = []
         for group in plan.groups(structures, skin):
@@ -300,22 +300,22 @@ class LadderPlan:
 
 
 def n_rungs(widest: float) -> int:
-    """How many rungs there are up to one so many times as wide as the finest."""
+    """Return the number of rungs up to one ``widest`` times as wide as the finest."""
     return 1 + math.ceil(2 * math.log2(max(widest, 2.0)))
 
 
 DIAMETERS = 16
-"""Diameters of an open structure up to which rungs are summed."""
+"""Width of the widest rung that an open structure sums, in its diameters."""
 _NOTHING_BUT_MEAN = 1.4
-"""exp(−2π²x²) is 1e-17: what the longest wave of a lattice has left of a Gaussian x times as wide."""
+"""exp(−2π²x²) is 1e-17: the transform, at the longest wave of a lattice, of a Gaussian x times as wide."""
 
 
 def similar(sizes: Sequence[int], others: Sequence[float]) -> list[list[int]]:
-    """Structures in one group, or in two where these need much less padding.
+    """Divide structures into one group, or into two if these need much less padding.
 
     Args:
         sizes: of structures.
-        others: what they are multiplied with: the sizes again, or volumes, as which the numbers of waves grow.
+        others: factors of the sizes: the sizes again, or volumes, to which the numbers of waves are proportional.
 
     Returns:
         Ascending indices, group after group.
@@ -323,7 +323,7 @@ def similar(sizes: Sequence[int], others: Sequence[float]) -> list[list[int]]:
     table = np.array([sizes, others], dtype=np.float64)
     order = np.argsort(table.prod(axis=0), kind="stable")
     counts = np.arange(1, len(order) + 1)
-    # Of the first k, and of the last k.
+    # Costs of the first k, and of the last k.
     low, high = (np.maximum.accumulate(table[:, o], axis=1).prod(axis=0) * counts for o in (order, order[::-1]))
     apart = low[:-1] + high[-2::-1] if len(order) > 1 else np.zeros(0)
     if len(apart) and apart.min() < WORTH_A_GROUP * high[-1]:
@@ -333,11 +333,11 @@ def similar(sizes: Sequence[int], others: Sequence[float]) -> list[list[int]]:
 
 
 WORTH_A_GROUP = 0.75
-"""Share of the padded pairs, or atoms times waves, that must be left for a second group."""
+"""Share of the padded pairs, or atoms times waves, below which two groups are better than one."""
 
 
 def _filled(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Rows of each structure, (n_b, 3), filled up with zeros, (n_structures, n, 3), and where there are any."""
+    """Pad rows (n_b, 3) with zeros to (n_structures, n, 3), and return a mask of the rows."""
     integers = np.zeros((len(rows), max(map(len, rows)), 3))
     exists = np.zeros(integers.shape[:2])
     for k, some in enumerate(rows):

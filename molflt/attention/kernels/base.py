@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 FLOOR = 0.01
-"""A normaliser of features of either sign is kept above this share of its bound Σ_j |φ_Q||φ_K|."""
+"""Least normaliser of features of either sign, as a share of its bound Σ_j |φ_Q||φ_K|."""
 
 
 @dataclass
 class Features:
-    """φ = exp(exponent) · factor, kept apart so that a sum over keys can shift the exponents first.
+    """φ = exp(exponent) · factor, kept apart so that a sum over keys can shift exponents first.
 
     Attributes:
         exponent: (batch, heads, n, m), or (batch, heads, n, 1) where all features of a token have the same.
@@ -34,18 +34,18 @@ class Kernel(nn.Module):
     """A map of queries and keys to features whose scalar products are κ(q, k).
 
     Attributes:
-        n_features: how many features it makes.
-        positive: whether no feature is ever negative, whatever the input.
+        n_features: number of features.
+        positive: whether no feature is ever negative for any input.
     """
 
     n_features: int
     positive: bool = True
 
     def forward(self, query: Tensor, key: Tensor, mask: Tensor | None = None) -> tuple[Features, Features]:
-        """Features of the queries and of the keys.
+        """Return the features of the queries and of the keys.
 
-        Whatever is taken from many tokens (an average, a landmark) is taken from one structure and head, and never
-        from the batch: a prediction may not depend on batch-mates.
+        Quantities derived from many tokens (an average, a landmark) are taken from one structure and head, never
+        from the batch: a prediction must not depend on batch-mates.
 
         Args:
             query: (batch, heads, n, c), scaled so that the softmax kernel is exp(q·k).
@@ -63,13 +63,13 @@ def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def stable_features(query: Features, key: Features, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """φ_Q and φ_K with the largest exponents taken off, and zeros in φ_K for keys that do not exist.
+    """φ_Q and φ_K with the largest exponents removed, and zeros in φ_K for missing keys.
 
-    The largest exponent of a feature over all keys of a structure and head goes from the keys to the queries, which
-    leaves every product as it is; a maximum per key would not. What is then taken off a query is that query's own
-    maximum, and cancels against its normaliser. In this way features whose sizes differ by hundreds of orders (A|ω|²
-    of optimised ones) keep the few that a query needs. Padding is masked in φ_K and not only in the values, so that
-    it reaches neither the numerator nor the normaliser.
+    The largest exponent of a feature over all keys of a structure and head moves from the keys to the queries, which
+    leaves every product unchanged; a maximum per key would not. Then every query loses its own maximum, which cancels
+    against its normaliser. In this way features whose sizes differ by hundreds of orders of magnitude (A|ω|² of
+    optimised ones) keep the few that a query needs. Padding is masked in φ_K and not only in the values, so that it
+    reaches neither the numerator nor the normaliser.
     """
     exponent = key.exponent if mask is None else key.exponent.masked_fill(~mask, -torch.inf)
     largest = exponent.detach().amax(dim=-2, keepdim=True).clamp(min=torch.finfo(exponent.dtype).min)
@@ -81,8 +81,8 @@ def stable_features(query: Features, key: Features, mask: Tensor | None) -> tupl
 def normalised(numerator: Tensor, normaliser: Tensor, bound: Tensor | None = None) -> Tensor:
     """Numerator over normaliser, safe where the normaliser vanishes.
 
-    A query whose features meet those of no key gets zero instead of NaN. Features of either sign estimate a positive
-    sum by a number that may come out as zero or less; it is raised to ``FLOOR`` times its bound.
+    A query whose features overlap with those of no key gets zero instead of NaN. With features of either sign the
+    estimate of a positive sum may be zero or less; it is raised to ``FLOOR`` times its bound.
 
     Args:
         numerator: (..., c).
@@ -91,13 +91,15 @@ def normalised(numerator: Tensor, normaliser: Tensor, bound: Tensor | None = Non
     """
     if bound is not None:
         normaliser = torch.maximum(normaliser, FLOOR * bound)
-    # The root of the least number, because the backward pass divides by the square.
+    # The root of the smallest number, because the backward pass divides by the square.
     met = normaliser > math.sqrt(torch.finfo(normaliser.dtype).tiny)
     return torch.where(met, numerator / torch.where(met, normaliser, 1.0), 0.0)
 
 
 def kernelised_attention(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """φ_Q (φ_Kᵀ V) / φ_Q (φ_Kᵀ 1), linear in the number of tokens (FLT Eq. 2; Katharopoulos et al. 2020).
+    """φ_Q (φ_Kᵀ V) / φ_Q (φ_Kᵀ 1), linear in the number of tokens.
+
+    See FLT Eq. 2 and Katharopoulos et al. 2020.
 
     Args:
         kernel: the feature map.

@@ -1,4 +1,4 @@
-"""LARA: linear randomised attention (Zheng et al. 2022, arXiv 2204.04667, §4 and appendix G.3)."""
+"""LARA, linear randomised attention (Zheng et al. 2022, arXiv 2204.04667, §4, appendix G.3)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from molflt.attention.kernels.random_features import log_xi
 
 
 class Landmarks(nn.Module):
-    """Weights by which landmarks are averages over tokens: (batch, heads, n, c) → (batch, heads, C, n) or (C, n)."""
+    """Weights of the averages over tokens that make the landmarks.
+
+    (batch, heads, n, c) → (batch, heads, C, n) or (C, n).
+    """
 
     n_landmarks: int
 
 
 class SoftClusters(Landmarks):
-    """Landmarks for atoms, which have no order: averages over a soft partition that each head learns.
+    """Landmarks for unordered atoms: averages over a soft partition that each head learns.
 
-    Each head has C clusters. Atom i belongs to cluster c by the share softmax_c(e_c·q_i/|q_i|), and a landmark is the
-    average over its cluster. A permutation of the atoms permutes the shares and leaves every average as it is, and an
-    n-fold supercell has the averages of its cell. LARA only needs landmarks that do not depend on the noise of ω: its
-    weights sum to one for any proposals.
+    Each head has C clusters. Atom i belongs to cluster c with weight softmax_c(e_c·q_i/|q_i|), and a landmark is the
+    average over its cluster. A permutation of the atoms permutes the weights and leaves every average unchanged, and
+    an n-fold supercell has the averages of its cell. LARA only needs landmarks that do not depend on the noise of ω:
+    its weights sum to one for any proposals.
     """
 
     def __init__(self, n_heads: int, n_landmarks: int, dim: int, generator: torch.Generator) -> None:
@@ -32,7 +35,9 @@ class SoftClusters(Landmarks):
         self.centres = nn.Parameter(_SHARPNESS * start.to(torch.get_default_dtype()))
 
     def forward(self, query: Tensor, mask: Tensor | None) -> Tensor:
-        """Weights of the averages, (batch, heads, C, n): every row sums to one over the tokens that exist.
+        """Return the weights of the averages, (batch, heads, C, n).
+
+        Every row sums to one over the tokens that exist.
 
         Args:
             query: (batch, heads, n, c).
@@ -45,11 +50,11 @@ class SoftClusters(Landmarks):
 
 
 _SHARPNESS = 3.0
-"""Standard deviation of e at the start, large enough that clusters differ from the first step on."""
+"""Initial standard deviation of e, large enough that clusters differ from the first step on."""
 
 
 class LaraKernel(Kernel):
-    """Features with one ω_c from each of C proposals that follow the queries and keys of the structure.
+    """Features with one ω_c from each of C proposals that follow a structure's queries and keys.
 
         ω_c ~ q_c = N(q̃_c + k̃_c, I)                                                      proposals, Eq. 34
         b_c(ω) = q_c(ω)/Σ_c' q_c'(ω),   r_nc = softmax_c(q_n·q̃_c)
@@ -57,7 +62,7 @@ class LaraKernel(Kernel):
         φ_Q(q_n)_c = α_nc N(ω_c; 0, I)/q_c(ω_c) ξ(q_n, ω_c),   φ_K(k)_c = ξ(k, ω_c),   ξ(x, ω) = exp(ω·x − |x|²/2)
 
     As functions of ω the weights sum to one, so φ_Q·φ_K is the multiple importance sampling estimate of
-    ∫ N(ω; 0, I) ξ(q, ω) ξ(k, ω) dω = exp(q·k) (Veach and Guibas 1995): unbiased for whatever landmarks q̃, k̃. Its
+    ∫ N(ω; 0, I) ξ(q, ω) ξ(k, ω) dω = exp(q·k) (Veach and Guibas 1995): unbiased for any landmarks q̃, k̃. Its
     normalised sum is Eq. 10.
 
     The correction r_nc − Σ b r favours proposals near the query. As in the optimal weights of Eq. 27 the density
@@ -79,7 +84,7 @@ class LaraKernel(Kernel):
         centre = average @ query
         mean = centre + average @ key
         omega = mean + torch.randn_like(mean) if self.training else mean
-        # log q_c'(ω_c) without the constant that all have in common, (..., c, c').
+        # log q_c'(ω_c) without the common constant, (..., c, c').
         log_density = -0.5 * (omega[..., :, None, :] - mean[..., None, :, :]).square().sum(dim=-1)
         balance = torch.softmax(log_density, dim=-1)
         similarity = torch.softmax(query @ centre.transpose(-1, -2), dim=-1)

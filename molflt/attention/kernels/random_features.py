@@ -1,7 +1,7 @@
-"""Positive random features of the softmax kernel, FAVOR+ (Performer, arXiv 2009.14794): κ(q, k) ≈ exp(q·k).
+"""Positive random features of the softmax kernel, FAVOR+: κ(q, k) ≈ exp(q·k).
 
-The kernel takes any component function and any weight matrix (Spectraformer, Eq. 11). Beside it are the two simple
-feature maps that estimate no kernel, elu + 1 and learned ReLU features.
+FAVOR+ is that of Performer (arXiv 2009.14794). The kernel takes any component function and any weight matrix
+(Spectraformer, Eq. 11). Two simple feature maps estimate no kernel: elu + 1 and learned ReLU features.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class RandomFeatureKernel(Kernel):
     """κ(q, k) ≈ exp(q·k).
 
     Args:
-        component: what is done with ω·x.
+        component: function of ω·x.
         weights: the matrix of the ω.
         positive: whether ``component`` makes one positive feature of every ω; otherwise a cosine and a sine.
     """
@@ -41,12 +41,14 @@ class RandomFeatureKernel(Kernel):
         return self.component(query, key, omega, mask)
 
     def redraw(self, generator: torch.Generator) -> None:
-        """Draw new ω, where they are drawn and not learned."""
+        """Draw new ω if they are drawn and not learned."""
         self.weights.redraw(generator)
 
 
 def positive(query: Tensor, key: Tensor, omega: Tensor, mask: Tensor | None) -> tuple[Features, Features]:
-    """φ(x) = exp(ω·x − |x|²/2)/√m: E φ(q)·φ(k) = exp(q·k), with variance Eq. 14 of arXiv 2106.12566.
+    """φ(x) = exp(ω·x − |x|²/2)/√m: E φ(q)·φ(k) = exp(q·k).
+
+    The variance is Eq. 14 of arXiv 2106.12566.
 
     Args:
         query: (batch, heads, n, c).
@@ -59,7 +61,7 @@ def positive(query: Tensor, key: Tensor, omega: Tensor, mask: Tensor | None) -> 
 
 
 def log_xi(x: Tensor, omega: Tensor) -> Tensor:
-    """ω·x − |x|²/2 of every token with every ω: (..., n, c) and (m, c) or (..., m, c) → (..., n, m)."""
+    """ω·x − |x|²/2 for tokens and ω: (..., n, c) and (m, c) or (..., m, c) → (..., n, m)."""
     half_square = 0.5 * (x * x).sum(dim=-1, keepdim=True)
     return x @ omega.transpose(-1, -2) - half_square
 
@@ -72,7 +74,7 @@ class WeightMatrix(nn.Module):
     """ω of a random feature kernel, which is part of the model and saved with it.
 
     Attributes:
-        shape: (m, c); m may differ from the number asked for where a law comes in whole rules.
+        shape: (m, c); m may differ from the requested number if the matrix consists of whole quadrature rules.
     """
 
     shape: tuple[int, int]
@@ -86,10 +88,10 @@ class WeightMatrix(nn.Module):
 
 
 class DrawnMatrix(WeightMatrix):
-    """A matrix drawn from a law, which stays the same until it is drawn anew.
+    """Matrix drawn from a distribution, which stays the same until it is redrawn.
 
     Args:
-        draw: the law.
+        draw: the distribution.
         n_features: m.
         dim: c, the width of queries and keys.
         generator: of the first draw.
@@ -99,7 +101,7 @@ class DrawnMatrix(WeightMatrix):
         super().__init__()
         self.draw = draw
         self.n_features = n_features
-        # On the generator's device, also where modules are built on the meta device: some laws need numbers.
+        # On the generator's device, even if modules are built on the meta device: some distributions need numbers.
         with generator.device:
             omega = draw(n_features, dim, generator)
         self.shape = (len(omega), dim)
@@ -128,7 +130,10 @@ def orthogonal(n_features: int, dim: int, generator: torch.Generator) -> Tensor:
 
 
 def haar(dim: int, generator: torch.Generator) -> Tensor:
-    """(dim, dim): a uniformly distributed orthogonal matrix, by QR with the signs that make it so (Mezzadri 2007)."""
+    """(dim, dim): a uniformly distributed orthogonal matrix.
+
+    It comes from QR with the signs that make the distribution uniform (Mezzadri 2007).
+    """
     q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
     return (q * torch.sign(r.diagonal())).transpose(0, 1)
 
@@ -141,7 +146,10 @@ def redraw(module: torch.nn.Module, generator: torch.Generator) -> None:
 
 
 class EluKernel(Kernel):
-    """φ(x) = elu(x) + 1, which is positive and estimates no kernel (Katharopoulos et al. 2020, arXiv 2006.16236)."""
+    """φ(x) = elu(x) + 1, which is positive and estimates no kernel.
+
+    See Katharopoulos et al. 2020, arXiv 2006.16236.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -161,7 +169,7 @@ class ReluKernel(Kernel):
     """
 
     EPSILON = 1e-3
-    """Keeps a query that all rows of W cut off from a division by zero; the value of Performer's own code."""
+    """ε prevents a division by zero for queries that all rows of W cut off; Performer's own value."""
 
     def __init__(self, n_features: int, dim: int, generator: torch.Generator) -> None:
         super().__init__()

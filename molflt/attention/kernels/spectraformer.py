@@ -1,7 +1,7 @@
-"""Spectraformer's grid of random features: a component function of ω·x with a weight matrix ω (Spectraformer §3).
+"""Spectraformer's grid of random features: component functions of ω·x, weight matrices ω.
 
-A name such as ``posrf-orf`` joins a component function and a matrix (m, c), whose rows are draws of N(0, I) or stand
-in for them.
+See Spectraformer §3. A name such as ``posrf-orf`` joins a component function and a matrix (m, c), whose rows are
+draws of N(0, I) or stand in for them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from molflt.errors import InputError
 
 
 def spectraformer_kernel(name: str, dim: int, n_features: int, generator: torch.Generator) -> RandomFeatureKernel:
-    """The kernel called ``name`` for queries and keys of width ``dim``, with m = ``n_features``.
+    """Build the kernel called ``name`` for width ``dim``, with m = ``n_features``.
 
     Raises:
         InputError: there is no kernel of that name.
@@ -64,22 +64,22 @@ def trigonometric(query: Tensor, key: Tensor, omega: Tensor, mask: Tensor | None
 
 
 def optimised_positive(query: Tensor, key: Tensor, omega: Tensor, mask: Tensor | None) -> tuple[Features, Features]:
-    """φ(x) = D exp(A|ω|² + B ω·x − |x|²/2)/√m with B = √(1 − 4A), D = (1 − 4A)^{c/4}: E φ(q)·φ(k) = exp(q·k).
+    """φ(x) = D exp(A|ω|² + B ω·x − |x|²/2)/√m: E φ(q)·φ(k) = exp(q·k).
 
-    A ≤ 0 minimises the variance at the mean of |q + k|² over all pairs of the structure, which follows from sums over
-    queries and over keys. With A = 0 these are the positive features. In the paper's family the exponent
-    −(s + 1)/2·|x|² = −|x|² belongs to the Gaussian kernel; the softmax kernel has exp(|x|²/2) more on either side.
-    Arguments as for :func:`trigonometric`.
+    B = √(1 − 4A) and D = (1 − 4A)^{c/4}. A ≤ 0 minimises the variance at the mean of |q + k|² over all pairs of the
+    structure, which follows from sums over queries and over keys. With A = 0 these are the positive features. In the
+    paper's family the exponent −(s + 1)/2·|x|² = −|x|² belongs to the Gaussian kernel; the softmax kernel has
+    exp(|x|²/2) more on either side. Arguments as for :func:`trigonometric`.
     """
     a = optimal_a(mean_square_of_sums(query, key, mask), query.shape[-1])
     return generalised_features(query, omega, a), generalised_features(key, omega, a)
 
 
 def saderf(query: Tensor, key: Tensor, omega: Tensor, mask: Tensor | None) -> tuple[Features, Features]:
-    """Optimised positive features of Ψq and Ψ⁻¹k, Ψ_ll = (Σ_j k_jl² / Σ_i q_il²)^{1/4}: E φ(q)·φ(k) = exp(q·k).
+    """Optimised positive features of Ψq and Ψ⁻¹k: E φ(q)·φ(k) = exp(q·k).
 
-    The diagonal Ψ leaves q·k as it is and makes queries and keys equally long along every axis, which minimises the
-    mean of |Ψq|² + |Ψ⁻¹k|². Arguments as for :func:`trigonometric`.
+    The diagonal Ψ_ll = (Σ_j k_jl² / Σ_i q_il²)^{1/4} leaves q·k unchanged and makes queries and keys equally long
+    along every axis, which minimises the mean of |Ψq|² + |Ψ⁻¹k|². Arguments as for :func:`trigonometric`.
     """
     # If all queries and keys are zero along an axis, any Ψ will do; this one has a derivative.
     tiny = torch.finfo(query.dtype).eps
@@ -95,9 +95,10 @@ def mean_square_of_sums(query: Tensor, key: Tensor, mask: Tensor | None) -> Tens
 
 
 def optimal_a(square: Tensor, c: int) -> Tensor:
-    """A = (1 − 1/ρ)/8 ≤ 0 with ρ = [√((2S + c)² + 8cS) − 2S − c]/4S, S = |q + k|² (Spectraformer Eq. 35).
+    """A = (1 − 1/ρ)/8 ≤ 0 with ρ = [√((2S + c)² + 8cS) − 2S − c]/4S, S = |q + k|².
 
-    Written as ρ = 2c/[√((2S + c)² + 8cS) + 2S + c], which does not cancel and is one at S = 0.
+    This is Spectraformer's Eq. 35, written as ρ = 2c/[√((2S + c)² + 8cS) + 2S + c], which does not cancel and is one
+    at S = 0.
     """
     linear = 2 * square + c
     inverse = (torch.sqrt(linear * linear + 8 * c * square) + linear) / (2 * c)
@@ -105,7 +106,10 @@ def optimal_a(square: Tensor, c: int) -> Tensor:
 
 
 def generalised_features(x: Tensor, omega: Tensor, a: Tensor) -> Features:
-    """Generalised exponential features (GERF) for the softmax kernel, s = +1, of A (batch, heads, 1, 1) below 1/4."""
+    """Generalised exponential features (GERF) for the softmax kernel, s = +1.
+
+    A is (batch, heads, 1, 1), below 1/4.
+    """
     growth = 1 - 4 * a
     exponent = a * (omega * omega).sum(dim=-1) + growth.sqrt() * (x @ omega.transpose(-1, -2))
     log_d = x.shape[-1] / 4 * torch.log(growth)
@@ -131,10 +135,11 @@ def sphere(n_features: int, dim: int, generator: torch.Generator) -> Tensor:
 
 
 def structured_orthogonal(n_features: int, dim: int, generator: torch.Generator) -> Tensor:
-    """(n_features, dim): blocks of √p H D₁ H D₂ H D₃ with random signs D and p the next power of two.
+    """(n_features, dim): blocks of √p H D₁ H D₂ H D₃ with random signs D.
 
-    Where ``dim`` is no power of two, inputs count as padded with zeros, which amounts to dropping columns. Every full
-    row has length √p exactly, so the matrix is unbiased only as ``dim`` grows.
+    The size p of a block is the next power of two. If ``dim`` is no power of two, inputs count as padded with zeros,
+    which amounts to dropping columns. Every full row has length √p exactly, so the matrix is unbiased only as ``dim``
+    grows.
     """
     p = power_of_two(dim)
     h = signs_of_hadamard(p) / p**0.5
@@ -159,13 +164,13 @@ def quasi_monte_carlo(n_features: int, dim: int, generator: torch.Generator) -> 
 
 
 def moment_matching(n_features: int, dim: int, generator: torch.Generator) -> Tensor:
-    """(n_features, dim): quasi-Monte Carlo rows moved and stretched to mean zero and covariance one exactly.
+    """(n_features, dim): quasi-Monte Carlo rows with mean zero and covariance one exactly.
 
     The rows are ω̃ = Ã⁻¹(ω − μ̃) with ÃÃᵀ their covariance. The estimate is biased, but by less than the error of one
     draw.
 
     Raises:
-        InputError: there are no more rows than columns, so that the covariance has no inverse.
+        InputError: there are not more rows than columns, so that the covariance has no inverse.
     """
     if n_features <= dim:
         raise InputError(
@@ -179,14 +184,14 @@ def moment_matching(n_features: int, dim: int, generator: torch.Generator) -> Te
 
 
 def sparse_grid(n_features: int, dim: int, generator: torch.Generator) -> Tensor:
-    """(m, dim): {0, ±p e_1, …, ±p e_dim}, the points of the third-degree Smolyak rule, all with the same weight.
+    """(m, dim): {0, ±p e_1, …, ±p e_dim}, the points of the third-degree Smolyak rule.
 
-    The rule is of third degree for every p, with weights 1/2p² and 1 − dim/p² for the centre. With p = √3, which is
-    Gauss-Hermite's, the centre's weight and its feature would be negative beyond three dimensions; p² = dim + ½
-    makes all weights equal, as Spectraformer's component weights are.
+    All have the same weight. The rule is of third degree for every p, with weights 1/2p² and 1 − dim/p² for the
+    centre. With p = √3, which is Gauss-Hermite's, the centre's weight and its feature would be negative beyond three
+    dimensions; p² = dim + ½ makes all weights equal, as Spectraformer's component weights are.
 
     One rule has 2·dim + 1 rows. As many rules as come nearest to ``n_features`` are stacked, the first along the
-    axes, the others turned by random rotations; m is the total number of rows.
+    axes, the others rotated at random; m is the total number of rows.
     """
     p = math.sqrt(dim + 0.5)
     axes = p * torch.eye(dim, dtype=torch.float64)
@@ -242,7 +247,7 @@ class FastFood(WeightMatrix):
 
 
 def power_of_two(dim: int) -> int:
-    """The least power of two that is not below ``dim``."""
+    """Return the smallest power of two that is not below ``dim``."""
     return 1 << (dim - 1).bit_length()
 
 

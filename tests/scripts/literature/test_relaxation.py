@@ -1,22 +1,19 @@
 """Learned relaxations: their potentials against ASE's, and symmetry."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms
 
-from molflt.simulate.pair_lbfgs import MAX_STEP, Direction, batch, pair_direction, shortened
+from molflt.simulate.pair_lbfgs import MAX_STEP, batch, pair_direction, shortened
 from scripts.literature.relaxation_model import LearnedHessian, SummedSteps
 from scripts.literature.relaxation_structures import draw, emt, evaluate
 from scripts.literature.relaxation_training import advance, start
 from tests.simulate.test_pair_lbfgs import slab
 
 
-def random_model(kind: type[torch.nn.Module]) -> Direction:
+def random_model(kind):
     """With large random weights, so that nothing cancels."""
     torch.manual_seed(0)
     model = kind()
@@ -26,7 +23,7 @@ def random_model(kind: type[torch.nn.Module]) -> Direction:
     return model
 
 
-def test_emt_is_that_of_ase() -> None:
+def test_emt_is_that_of_ase():
     random = np.random.default_rng(3)
     structures = [draw(random, "emt", 8, 24)[0] for _ in range(6)] + [slab()]
     packed = batch(structures)
@@ -37,7 +34,7 @@ def test_emt_is_that_of_ase() -> None:
         assert np.abs(forces[k, : len(atoms)].numpy() - atoms.get_forces()).max() < 1e-9
 
 
-def walked(direction: Direction, atoms: Atoms, n: int = 4) -> torch.Tensor:
+def walked(direction, atoms, n=4):
     """The step after a few others in EMT, (n_atoms, 3)."""
     packed = batch([atoms], 9.0)
     history = start(packed, emt)
@@ -48,7 +45,7 @@ def walked(direction: Direction, atoms: Atoms, n: int = 4) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", [LearnedHessian, SummedSteps])
-def test_steps_turn_with_the_structure(kind: type[torch.nn.Module]) -> None:
+def test_steps_turn_with_the_structure(kind):
     atoms, model = slab(), random_model(kind)
     step = walked(model, atoms)
     random = np.random.default_rng(5)
@@ -68,5 +65,5 @@ def test_steps_turn_with_the_structure(kind: type[torch.nn.Module]) -> None:
     assert float(step.norm(dim=-1).max()) <= MAX_STEP + 1e-12
 
 
-def test_untrained_it_is_the_pair_hessian() -> None:
+def test_untrained_it_is_the_pair_hessian():
     assert torch.equal(walked(LearnedHessian(), slab()), walked(pair_direction, slab()))

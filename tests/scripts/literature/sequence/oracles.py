@@ -66,13 +66,11 @@ def relative_matrix(values, shape):
 
 
 def gradients(output, leaves):
-    """Of a sum of the outputs with unequal weights."""
     weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape)
     return torch.autograd.grad((output * weights).sum(), leaves, retain_graph=True)
 
 
 def assert_same(found, wanted, leaves, tolerance=1e-10):
-    """Values and gradients."""
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
     for a, b in zip(gradients(found, leaves), gradients(wanted, leaves), strict=True):
         assert torch.isfinite(a).all()

@@ -11,6 +11,7 @@ from scripts.literature.sequence.layer import (
 )
 from scripts.literature.sequence.positioned_kernels import ConcatenatedKernel, CosformerKernel
 from scripts.literature.sequence.relative_bias import RelativeBias
+from scripts.literature.sequence.segments import Segments
 from tests.scripts.literature.sequence.oracles import HEAD_DIM, N_HEADS, assert_differs, dense, generator, kernel_of
 
 DIM = N_HEADS * HEAD_DIM
@@ -23,7 +24,6 @@ def rpe_of(family, grid):
 
 
 def float_kernel(name, dim=HEAD_DIM):
-    """In the precision that all else is built in."""
     return kernel_of(name, dim).float()
 
 
@@ -65,7 +65,6 @@ def inputs():
 @pytest.mark.parametrize("grid", [None, GRID])
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_token_sees_the_future_where_it_must_not(name, grid):
-    """And where it may, it does."""
     x = inputs()
     for i in (0, 5, N - 1):
         changed = x.clone()
@@ -108,7 +107,6 @@ def test_positions_count_except_in_the_performer(name):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_softmax_layer_is_scaled_by_the_root_of_the_head_width(causal):
-    """Projections and heads written out."""
     layer, x = layer_of("softmax", causal), inputs()
     layer.bias.values.data.zero_()
     with torch.no_grad():
@@ -141,3 +139,13 @@ def test_kernels_that_see_the_future_are_refused():
     with pytest.raises(ValueError, match="future"):
         LogLinearAttention(DIM, N_HEADS, float_kernel("saderf-orf"), bias_of(None), True)
     kernelised(float_kernel("oprf-orf"), False)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 12])
+def test_segments_are_contiguous_and_cover_everything(n):
+    weights = Segments(3)(torch.zeros(1, 1, n, 4, dtype=torch.float64), None)
+    member = weights > 0
+    assert bool((member.sum(dim=0) == 1).all())
+    assert bool((torch.diff(member.to(torch.int64).argmax(dim=0)) >= 0).all())
+    full = member.any(dim=1)
+    torch.testing.assert_close(weights.sum(dim=1)[full], torch.ones(int(full.sum()), dtype=torch.float64))
