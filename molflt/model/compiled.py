@@ -39,3 +39,8 @@ def compile_model(model: EnergyModel, say: Callable[[str], None]) -> None:
     # Sizes that happen to be equal in the first batch need not be so in the next.
     torch.fx.experimental._config.use_duck_shape = False
     model.compiled = torch.compile(EnergyModel.evaluate, dynamic=True)
+
+
+def n_compilations() -> int:
+    """Count the graphs that this process has compiled."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

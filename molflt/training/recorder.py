@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from molflt.data.progress import console, visible
 from molflt.errors import InputError
+from molflt.model.compiled import n_compilations
 from molflt.model.model_file import ModelMetadata, read_metadata, save_model
 from molflt.prediction.members import BEST
 from molflt.training.config import TrainerConfig
@@ -179,6 +180,8 @@ class RunRecorder(Callback):
         self._remove_bar()
         pl_module.read_epoch()
         self._say_what_went_wrong(trainer, pl_module)
+        if pl_module.model.compiled is not None and trainer.current_epoch == 0:
+            self.say(f"graphs compiled in the first epoch: {n_compilations()}")
         if not self._validated:
             return
         metrics = pl_module.validated | pl_module.trained
