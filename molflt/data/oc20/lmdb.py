@@ -34,8 +34,7 @@ class LmdbDataset:
 
     Args:
         path: the file or folder; for a folder of shards see :func:`molflt.data.open.open_dataset`.
-        strict: if a record without its number of atoms makes ``n_atoms`` fail; otherwise it counts as one
-            atom.
+        options: how to read, see :class:`molflt.data.reading.ReadOptions`.
 
     Raises:
         InputError: nothing there, not an LMDB, empty, truncated; on access: a missing or unreadable record.
