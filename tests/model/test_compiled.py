@@ -18,17 +18,20 @@ from scripts.benchmarks import structures
 
 @pytest.mark.slow
 @pytest.mark.skipif(not compiled.can_compile(), reason="no C compiler")
-def test_compiled_is_eager():
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_compiled_is_eager(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
     torch.manual_seed(0)
     config = preset_config("small").model
     config.n_layers = 1
-    eager = EnergyModel(config).train()
+    eager = EnergyModel(config).train().to(device)
     fast, rng, lines = copy.deepcopy(eager), np.random.default_rng(0), []
     compiled.compile_model(fast, lines.append)
     assert "half a minute" in lines[0]
     before = compiled.n_compilations()
     for n in (3, 5):
-        batch = structures.batch_for(eager, [structures.slab(20, rng) for _ in range(n)])
+        batch = structures.batch_for(eager, [structures.slab(20, rng) for _ in range(n)]).to(device)
         found, expected = [], []
         for model, values in ((fast, found), (eager, expected)):
             output = model(batch)
