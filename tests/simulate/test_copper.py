@@ -127,7 +127,7 @@ def test_vibrations(calc, tmp_path):
 
 def test_the_script(copper, md_drift, monkeypatch, tmp_path, capsys):
     save_model(tmp_path / "m.safetensors", copper.model, copper.metadata)
-    ase.io.write(tmp_path / "cu.extxyz", bulk("Cu", cubic=True))
+    ase.io.write(tmp_path / "cu.extxyz", bulk("Cu", cubic=True) * (1, 1, 2))
     arguments = [str(tmp_path / "m.safetensors"), str(tmp_path / "cu.extxyz")]
 
     def run(*more):
@@ -136,22 +136,13 @@ def test_the_script(copper, md_drift, monkeypatch, tmp_path, capsys):
         return capsys.readouterr().out
 
     out = tmp_path / "drift"
-    text = run("--steps", "20", "--timestep", "2", "--supercell", "1", "1", "2", "--out", str(out))
+    text = run("--steps", "20", "--timestep", "2", "--out", str(out))
     assert "8 atoms, 20 steps of 2 fs from 300 K" in text
     assert "meV/atom/ps" in text
     assert (out / "drift.png").read_bytes().startswith(b"\x89PNG")
     assert len((out / "drift.csv").read_text(encoding="utf-8").splitlines()) == 22
     time, energy = np.loadtxt(out / "drift.csv", delimiter=",", skiprows=1, usecols=(0, 1)).T
     assert f"{1e3 * np.polyfit(time, energy, 1)[0] / 8:+.3g} meV/atom/ps" in text
-    for wrong, message in (
-        (["--steps", "1"], "--steps must be at least 2"),
-        (["--timestep", "0"], "--timestep must be"),
-        (["--device", "abacus"], "abacus"),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            run(*wrong)
-        assert stop.value.code == 2
-        assert message in capsys.readouterr().err
     arguments[1] = str(tmp_path / "nothing.xyz")
     with pytest.raises(SystemExit):
         run()
