@@ -148,7 +148,7 @@ def test_pointing_at_a_dot_shows_the_name_as_text(opened):
 def test_an_explanation_draws_and_answers(attention, browser, tmp_path):
     """Every ball has the colour of its atom's weight, letters say what it is, and all rows are there."""
     loaded = make_loaded(attention)
-    found = explain(loaded, from_atoms(slab("Cu"), ReadOptions(tags="oc20"), name="slab"), 2)
+    found = explain(loaded, from_atoms(slab("Cu"), "slab", ReadOptions(tags="oc20")), 2)
     write_page(tmp_path / "page.html", found, loaded, [])
     opened = Opened(browser, tmp_path / "page.html", 3)
     page = opened.page
