@@ -16,6 +16,7 @@ figures of both into docs/figures.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -29,6 +30,7 @@ from ase.io import write as write_frames
 from lightning.pytorch.callbacks import Callback
 from matplotlib.figure import Figure
 
+from molflt.attention.far.members import DAMPING
 from molflt.data.labels import LabelSpec
 from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
@@ -114,7 +116,7 @@ def waves(model: EnergyModel) -> tuple[list[float], list[float]]:
     if rpe is None or rpe.epsilon is None:
         return [], []
     chosen = rpe.epsilon > 0
-    return rpe.epsilon[chosen].tolist(), rpe.scales[chosen].tolist()
+    return rpe.epsilon[chosen].tolist(), (DAMPING / (2 * math.pi * rpe.widths[chosen])).tolist()
 
 
 def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
