@@ -79,7 +79,7 @@ class SparsePattern:
             back = torch.empty_like(order)
             back[order] = torch.arange(len(order), dtype=order.dtype, device=order.device)
             return origin, back
-        if self.columns.is_cpu:
+        if self.columns.is_cpu and not torch.compiler.is_compiling():
             # A counting sort, which takes less time and memory than PyTorch's.
             columns = self.columns.numpy()
             entries = np.arange(self.n_entries, dtype=columns.dtype)
@@ -171,26 +171,30 @@ def scalar_products(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tens
     return result
 
 
-def _stack(pattern: SparsePattern, n_heads: int) -> None:
-    """Make the stacked pattern in advance: a compiled step cannot keep it from functions below."""
+def _stack(pattern: SparsePattern, n_heads: int = 1) -> None:
+    """Make in advance what a pattern keeps: a compiled step cannot keep it from functions below."""
     if torch.compiler.is_compiling():
-        pattern.stacked(n_heads)
+        stacked = pattern.stacked(n_heads)
+        _ = stacked.numbered, stacked.rows, stacked.transposed
 
 
 def sum_of_entries(pattern: SparsePattern, entries: Tensor) -> Tensor:
     """The sum of the entries of every row: (n_entries, c) → (n_rows, c)."""
+    _stack(pattern)
     result: Tensor = _SumOfEntries.apply(pattern, entries, False)
     return result
 
 
 def to_entries(pattern: SparsePattern, rows: Tensor) -> Tensor:
     """The row of every entry: (n_rows, c) → (n_entries, c)."""
+    _stack(pattern)
     result: Tensor = _ToEntries.apply(pattern, rows, False)
     return result
 
 
 def of_columns(pattern: SparsePattern, columns: Tensor) -> Tensor:
     """The column of every entry: (n_columns, c) → (n_entries, c)."""
+    _stack(pattern)
     result: Tensor = _ToEntries.apply(pattern, columns, True)
     return result
 
