@@ -15,18 +15,22 @@ from molflt.vocabulary import Compile
 
 
 def can_compile() -> bool:
-    """True if there is a C compiler, which ``torch.compile`` needs on every device."""
-    return any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang"))
+    """True if there is a C compiler, and no space in PyTorch's path, where its calls of the linker would break."""
+    compilers = (os.environ.get("CC", "cc"), "gcc", "clang")
+    return " " not in torch.__path__[0] and any(shutil.which(name) for name in compilers)
 
 
 def is_wanted(choice: Compile, device: torch.device) -> bool:
     """Return whether to compile for work long enough to be worth the half minute.
 
     Raises:
-        InputError: compilation is requested, and there is no C compiler.
+        InputError: compilation is requested, and :func:`can_compile` is false.
     """
     if choice == "on" and not can_compile():
-        raise InputError("compile=on: torch.compile needs a C compiler, and there is none; install gcc, or set off")
+        raise InputError(
+            "compile=on: torch.compile needs a C compiler (install gcc), and a PyTorch whose path has no space "
+            f"({torch.__path__[0]}); or set off"
+        )
     return choice == "on" or (choice == "auto" and device.type == "cuda" and can_compile())
 
 

@@ -17,7 +17,7 @@ from scripts.benchmarks import structures
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not compiled.can_compile(), reason="no C compiler")
+@pytest.mark.skipif(not compiled.can_compile(), reason="no C compiler, or a space in the path of PyTorch")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_compiled_is_eager(device):
     if device == "cuda" and not torch.cuda.is_available():
@@ -49,6 +49,7 @@ def test_compiled_is_eager(device):
 @pytest.mark.parametrize("there", [True, False])
 def test_what_is_compiled(there, monkeypatch):
     monkeypatch.setattr(compiled.shutil, "which", lambda name: "/usr/bin/cc" if there else None)
+    monkeypatch.setattr(torch, "__path__", ["/usr/lib/torch"])
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert not any(compiled.is_wanted(choice, cpu) for choice in ("off", "auto"))
     assert compiled.is_wanted("auto", gpu) == there
@@ -57,3 +58,5 @@ def test_what_is_compiled(there, monkeypatch):
     else:
         with pytest.raises(InputError, match="C compiler"):
             compiled.is_wanted("on", gpu)
+    monkeypatch.setattr(torch, "__path__", ["/my lib/torch"])
+    assert not compiled.can_compile()
