@@ -1,0 +1,420 @@
+"""Forces outside the training set: molflt, TensorNet, and what lies between them, one change at a time.
+
+Each run has the same time of one processor and the same 450 geometries of ``xtb_molecules`` at 300 K. It is judged at
+300, 600 and 1,200 K and along a torsion, by the moving average of the weights after the last step. The rate falls to
+zero as the time runs out.
+
+    python -m scripts.benchmarks.force_extrapolation --data runs/xtb/acetylacetone --job tensornet --seconds 390
+
+Prints one line of JSON, and appends it to ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ase.io import read as read_frames
+from torch import Tensor, nn
+
+from molflt.training.optimisation import Muon, _parameter_groups
+
+TESTS = ("train", "val", "test_300K", "test_600K", "test_1200K", "scan")
+
+
+class Set:
+    """Geometries of one molecule: positions (n, a, 3) Å, energies (n,) eV less a mean, forces (n, a, 3) eV/Å."""
+
+    def __init__(self, frames: list[Any], mean: float | None = None) -> None:
+        self.numbers = torch.tensor(frames[0].numbers)
+        self.positions = torch.tensor(np.array([frame.positions for frame in frames]))
+        energies = np.array([frame.get_potential_energy() for frame in frames])
+        self.mean = float(energies.mean()) if mean is None else mean
+        self.energies = torch.tensor(energies - self.mean)
+        self.forces = torch.tensor(np.array([frame.get_forces() for frame in frames]))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def load(folder: Path) -> dict[str, Set]:
+    """Read the sets that are there; the last 50 of the training geometries validate."""
+    frames = read_frames(folder / "train.xyz", ":")
+    train = Set(frames[:450])
+    sets = {"train": train, "val": Set(frames[450:], train.mean)}
+    for name in TESTS[2:]:
+        if (folder / f"{name}.xyz").exists():
+            sets[name] = Set(read_frames(folder / f"{name}.xyz", ":"), train.mean)
+    return sets
+
+
+Energies = Callable[[Tensor], Tensor]
+"""(b, a, 3) Å → (b,) in units of the root mean square force times 1 Å."""
+
+
+class PerOrder(nn.Module):
+    """Mix channels of (..., 9, c): one matrix each for the trace, the three and the five other components."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(n_out, n_in).uniform_(-1, 1) / math.sqrt(n_in)) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.split([1, 3, 5], dim=-2)
+        return torch.cat([part @ w.t() for part, w in zip(parts, self.weights, strict=True)], dim=-2)
+
+
+def basis() -> Tensor:
+    """(9, 3, 3): orthonormal matrices: identity, antisymmetric, traceless symmetric."""
+    found = [torch.eye(3) / math.sqrt(3)]
+    for i in range(3):
+        a, b = (i + 1) % 3, (i + 2) % 3
+        m = torch.zeros(3, 3)
+        m[a, b], m[b, a] = -(0.5**0.5), 0.5**0.5
+        found.append(m)
+    for i in range(3):
+        a, b = (i + 1) % 3, (i + 2) % 3
+        m = torch.zeros(3, 3)
+        m[a, b] = m[b, a] = 0.5**0.5
+        found.append(m)
+    found.append(torch.diag(torch.tensor([1.0, -1.0, 0.0])) / math.sqrt(2))
+    found.append(torch.diag(torch.tensor([1.0, 1.0, -2.0])) / math.sqrt(6))
+    return torch.stack(found)
+
+
+def norms(x: Tensor) -> Tensor:
+    """(..., 9, c) → (..., c), sum of squares."""
+    return x.square().sum(dim=-2)
+
+
+class TensorLayer(nn.Module):
+    """TensorNet's interaction (arXiv 2306.06482, Eq. 9 to 11), with what molflt has beside it."""
+
+    def __init__(self, c: int, nr: int, o: dict[str, Any]) -> None:
+        super().__init__()
+        self.c, self.o = c, o
+        self.filters = nn.Sequential(
+            nn.Linear(nr + (o["pair"] or 0), c), nn.SiLU(), nn.Linear(c, 2 * c), nn.SiLU(), nn.Linear(2 * c, 3 * c), nn.SiLU()
+        ) if o["mlp"] else nn.Linear(nr + (o["pair"] or 0), 3 * c)
+        self.first, self.second = PerOrder(c, c), PerOrder(c, c)
+        if o["content"]:
+            self.qk = nn.Linear(3 * c, 2 * c, bias=False)
+        if o["ffn"]:
+            self.norm = nn.LayerNorm(3 * c)
+            self.ffn = nn.Sequential(nn.Linear(3 * c, 3 * c), nn.GELU(), nn.Linear(3 * c, 3 * c))
+
+    def forward(self, x: Tensor, radial: Tensor, env: Tensor, q: Tensor, orders: Tensor) -> Tensor:
+        b, n, _, c = x.shape
+        f = (self.filters(radial) * env[..., None]).unflatten(-1, [3, c])
+        if self.o["content"]:
+            heads = 8
+            inv = invariants(x, orders)
+            qs, ks = (t.unflatten(-1, [heads, -1]) for t in self.qk(inv).chunk(2, dim=-1))
+            dots = torch.einsum("bihd,bjhd->bijh", qs, ks) / math.sqrt(qs.shape[-1])
+            if self.o["content"] == "linear":
+                w = 1 + dots
+            else:
+                qs, ks = (t / (1e-6 + t.square().sum(-1, keepdim=True)).sqrt() for t in (qs, ks))
+                w = torch.exp(2 * torch.einsum("bihd,bjhd->bijh", qs, ks)) * env[..., None]
+                w = 4 * w / (w.sum(2, keepdim=True) + math.e**2)
+            f = f * w.repeat_interleave(c // heads, dim=-1)[:, :, :, None]
+        if not self.o["bounded"]:
+            x = x / (norms(x) + 1)[:, :, None]
+        else:
+            x = x / (norms(x).mean(-1, keepdim=True) + 1)[:, :, None].sqrt()
+        y = self.first(x)
+        m = torch.cat(
+            [
+                torch.einsum("bijc,bjmc->bimc", f[:, :, :, k], part)
+                for k, part in enumerate(y.split([1, 3, 5], dim=2))
+            ],
+            dim=2,
+        )
+        if self.o["products"]:
+            my, mm = (torch.einsum("kxy,bnkc->bnxyc", q, t) for t in (m, y))
+            p = (my[:, :, :, :, None] * mm[:, :, None]).sum(3)
+            # M Y + Y M; the transpose of Y M is Yᵀ Mᵀ
+            p = p + (mm[:, :, :, :, None] * my[:, :, None]).sum(3)
+            p = torch.einsum("kxy,bnxyc->bnkc", q, p)
+        else:
+            p = m
+        p = p / (norms(p) + 1)[:, :, None]
+        d = self.second(p)
+        out = x + d
+        if self.o["products"]:
+            dd = torch.einsum("kxy,bnkc->bnxyc", q, d)
+            out = out + torch.einsum("kxy,bnxyc->bnkc", q, (dd[:, :, :, :, None] * dd[:, :, None]).sum(3))
+        if self.o["ffn"]:
+            g = self.ffn(self.norm(invariants(out, orders))).unflatten(-1, [3, c])
+            out = out * (1 + g[:, :, orders])
+        return out
+
+
+def invariants(x: Tensor, orders: Tensor) -> Tensor:
+    """(b, n, 9, c) → (b, n, 3 c): norms of each order."""
+    one, three, five = (part.square().sum(2) for part in x.split([1, 3, 5], dim=2))
+    return torch.cat([one, three, five], dim=-1)
+
+
+class TensorNet(nn.Module):
+    """TensorNet (Simeon and De Fabritiis 2023, arXiv 2306.06482) on all pairs of one molecule."""
+
+    def __init__(self, numbers: Tensor, **o: Any) -> None:
+        super().__init__()
+        self.o = o = {
+            "c": 48, "layers": 2, "cutoff": 4.5, "nr": 16, "mlp": True, "pair": 0, "content": None, "ffn": False,
+            "products": True, "bounded": False, "norm": True, "each": False, **o,
+        }  # fmt: skip
+        c, nr = o["c"], o["nr"]
+        kinds, z = torch.unique(numbers, return_inverse=True)
+        self.register_buffer("z", z)
+        self.register_buffer("q", basis())
+        self.register_buffer("orders", torch.tensor([0] + [1] * 3 + [2] * 5))
+        self.embedding, self.pair = nn.Embedding(len(kinds), c), nn.Linear(2 * c, c)
+        self.radial_embedding = nn.Linear(nr, 3 * c)
+        if o["pair"]:
+            self.kinds = nn.Embedding(len(kinds), o["pair"])
+        self.linear = PerOrder(c, c)
+        self.gates = nn.Sequential(
+            nn.LayerNorm(c), nn.Linear(c, 2 * c), nn.SiLU(), nn.Linear(2 * c, 3 * c), nn.SiLU()
+        )
+        self.layers = nn.ModuleList(TensorLayer(c, nr, o) for _ in range(o["layers"]))
+        norm = [nn.LayerNorm(3 * c)] if o["norm"] else []
+        self.out = nn.Sequential(*norm, nn.Linear(3 * c, c), nn.SiLU(), nn.Linear(c, c), nn.SiLU(), nn.Linear(c, 1))
+        start = math.exp(-o["cutoff"])
+        self.register_buffer("mu", torch.linspace(start, 1, nr))
+        self.beta = (2 / nr * (1 - start)) ** -2
+        self.register_buffer("off", 1 - torch.eye(len(numbers)))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        o, c = self.o, self.o["c"]
+        d = positions[:, :, None] - positions[:, None]
+        r = (d.square().sum(-1) + 1e-12 + (1 - self.off)).sqrt()
+        env = 0.5 * (torch.cos(math.pi * (r / o["cutoff"]).clamp(max=1)) + 1) * self.off
+        radial = torch.exp(-self.beta * (torch.exp(-r)[..., None] - self.mu) ** 2)
+        u = d / r[..., None]
+        outer = torch.einsum("kxy,bijx,bijy->bijk", self.q[4:], u, u)
+        vec = u * math.sqrt(2)
+        element = self.embedding(self.z)
+        n = len(self.z)
+        pair = self.pair(torch.cat([element[:, None].expand(n, n, c), element.expand(n, n, c)], dim=-1))
+        w = (self.radial_embedding(radial).unflatten(-1, [3, c])) * (pair * env[..., None])[:, :, :, None]
+        x = torch.cat(
+            [
+                w[:, :, :, 0].sum(2)[:, :, None] * math.sqrt(3),
+                torch.einsum("bijk,bijc->bikc", vec, w[:, :, :, 1]),
+                torch.einsum("bijk,bijc->bikc", outer, w[:, :, :, 2]),
+            ],
+            dim=2,
+        )
+        gates = self.gates(norms(x)).unflatten(-1, [3, c])
+        x = self.linear(x) * gates[:, :, self.orders]
+        if o["pair"]:
+            e = self.kinds(self.z)
+            both = (e[:, None] * e).expand(*r.shape, -1)
+            radial = torch.cat([radial, both], dim=-1)
+        for layer in self.layers:
+            x = layer(x, radial, env, self.q, self.orders)
+        return self.out(invariants(x, self.orders)).flatten(1).sum(1)
+
+
+class Molflt(nn.Module):
+    """molflt's model with changes of the preset ``forces``."""
+
+    def __init__(self, numbers: Tensor, seed: int, **changes: Any) -> None:
+        super().__init__()
+        from molflt.model.config import ModelConfig
+        from molflt.model.energy_model import EnergyModel
+        from molflt.training.config import preset_config
+
+        values = preset_config("forces").model.model_dump(mode="json", exclude_unset=True)
+        attention = {**values.get("attention", {}), **changes.pop("attention", {})}
+        values = {**values, "auxiliary_head": False, **changes, "attention": attention}
+        self.inner = EnergyModel(ModelConfig.model_validate(values), seed)
+        for parameter in (self.inner.radial.centres, self.inner.radial.log_widths):
+            parameter.requires_grad_(False)
+        self.numbers = numbers
+
+    def batch(self, positions: Tensor) -> Any:
+        """Collate with neighbours and layout."""
+        from torch_geometric.data import Data
+
+        from molflt.data.batch import StructureCollater
+
+        model = self.inner
+        n = len(self.numbers)
+        data = [
+            Data(
+                positions=p, atomic_numbers=self.numbers.to(torch.int64), tags=torch.full((n,), 2),
+                cell=torch.zeros(1, 3, 3, dtype=torch.float64), pbc=torch.zeros(1, 3, dtype=torch.bool), num_nodes=n,
+            )
+            for p in positions.to(torch.float64)
+        ]  # fmt: skip
+        return StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated, model.plan())(data)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """(b, a, 3) → (b,)."""
+        batch = self.batch(positions.detach())
+        batch.positions = positions.flatten(0, 1).to(torch.float64)
+        return self.inner(batch).energy.to(torch.float32)
+
+
+CONTROL = {"optimiser": "adam", "lr": 1e-3, "decay": 0.0, "loss": "squares", "batch": 5, "ema": 0.99, "clip": 10.0}
+"""Training of the control."""
+RECIPE = {"optimiser": "muon", "lr": 5e-3, "decay": 0.1, "loss": "lengths", "batch": 6, "ema": 0.999, "clip": 2000.0}
+"""Training of the preset ``forces``."""
+
+
+def tensornet(**changes: Any) -> dict[str, Any]:
+    """A job of TensorNet: changes of the network under ``net``, others of its training."""
+    return {"kind": "tensornet", "net": changes.pop("net", {}), **CONTROL, **changes}
+
+
+def molflt(**changes: Any) -> dict[str, Any]:
+    """A job of molflt."""
+    return {"kind": "molflt", "net": changes.pop("net", {}), **RECIPE, **changes}
+
+
+LOCAL = {"attention": {"mechanism": "local"}}
+JOBS: dict[str, dict[str, Any]] = {
+    "tensornet": tensornet(),
+    "tensornet, Muon": tensornet(optimiser="muon", lr=3e-3, decay=0.1),
+    "tensornet, lengths": tensornet(loss="lengths", clip=2000.0, ema=0.999),
+    "tensornet, pairs": tensornet(net={"pair": 8}),
+    "tensornet, linear filters": tensornet(net={"mlp": False}),
+    "tensornet, no products": tensornet(net={"products": False}),
+    "tensornet, linear content": tensornet(net={"content": "linear"}),
+    "tensornet, softmax": tensornet(net={"content": "softmax"}),
+    "tensornet, feed-forward": tensornet(net={"ffn": True}),
+    "tensornet, no norm": tensornet(net={"norm": False}),
+    "molflt": molflt(),
+    "molflt, local": molflt(net=LOCAL),
+    "molflt, AdamW": molflt(optimiser="adamw", lr=2e-3),
+    "molflt, squares": molflt(loss="squares"),
+}
+"""What is trained, and how."""
+
+
+def make_optimiser(net: nn.Module, job: dict[str, Any]) -> torch.optim.Optimizer:
+    """Adam with the largest second moments kept, as the control, AdamW or Muon."""
+    if job["optimiser"] == "adam":
+        return torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=job["lr"], amsgrad=True)
+    kind = {"adamw": torch.optim.AdamW, "muon": Muon}[job["optimiser"]]
+    return kind(_parameter_groups(net, job["decay"], job["optimiser"] == "muon"), lr=job["lr"], betas=(0.9, 0.99), fused=True)
+
+
+def differentiate(net: Energies, positions: Tensor, create_graph: bool) -> tuple[Tensor, Tensor]:
+    """Energies (b,) and forces (b, a, 3)."""
+    positions = positions.requires_grad_()
+    energies = net(positions)
+    (gradient,) = torch.autograd.grad(energies.sum(), positions, create_graph=create_graph)
+    return energies, -gradient
+
+
+def loss_of(kind: str, e: Tensor, f: Tensor, spread: float, std: float, n_atoms: int, force_weight: float) -> Tensor:
+    """Loss of the errors of energies and forces, in units of the root mean square force."""
+    if kind == "squares":
+        return e.square().mean() / n_atoms + 10 * f.square().mean()
+    lengths = (f.square().sum(-1) + 1e-16).sqrt()
+    return e.abs().mean() / spread + force_weight * lengths.mean() / std
+
+
+def judge(net: nn.Module, sets: dict[str, Set], scale: float) -> dict[str, float]:
+    """Root mean square errors in meV and meV/Å; the tail is of forces among the largest hundredth."""
+    found = {}
+    for name, part in sets.items():
+        energies, forces = [], []
+        for chosen in torch.arange(len(part)).split(50):
+            e, f = differentiate(net, part.positions[chosen].float(), False)
+            energies.append(e.detach())
+            forces.append(f.detach())
+        e = scale * torch.cat(energies).double() - part.energies
+        if name == "scan":
+            e = e - e.mean()
+        f = (scale * torch.cat(forces).double() - part.forces).flatten()
+        true = part.forces.flatten().abs()
+        tail = true >= true.quantile(0.99)
+        found[f"{name}_e"] = round(1e3 * e.square().mean().sqrt().item(), 2)
+        found[f"{name}_f"] = round(1e3 * f.square().mean().sqrt().item(), 1)
+        found[f"{name}_tail"] = round(1e3 * f[tail].square().mean().sqrt().item(), 0)
+        found[f"{name}_median"] = round(1e3 * f.abs().median().item(), 1)
+    return found
+
+
+def main() -> None:
+    """Train and judge one job."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of one molecule")
+    parser.add_argument("--job", choices=list(JOBS), required=True)
+    parser.add_argument("--set", default="{}", help="further changes, JSON")
+    parser.add_argument("--seconds", type=float, default=390, help="of the processor")
+    parser.add_argument("--wall", type=float, default=math.inf, help="seconds after which it ends in any case")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--n", type=int, default=450, help="training geometries")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    job = {**JOBS[options.job], **json.loads(options.set)}
+    sets = load(options.data)
+    train = sets["train"]
+    chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(options.seed))[: options.n]
+    scale = float(train.forces.square().mean().sqrt())
+    spread = float(train.energies.std(unbiased=False)) / scale
+    n_atoms = train.positions.shape[1]
+    net: Any
+    if job["kind"] == "molflt":
+        net = Molflt(train.numbers, options.seed, **job["net"])
+    else:
+        net = TensorNet(train.numbers, **job["net"])
+    average = copy.deepcopy(net)
+    optimiser = make_optimiser(net, job)
+    generator = torch.Generator().manual_seed(options.seed + 1)
+    start, begun, step, order = time.process_time(), time.monotonic(), 0, torch.empty(0, dtype=torch.int64)
+    while True:
+        done = max((time.process_time() - start) / options.seconds, (time.monotonic() - begun) / options.wall)
+        if done >= 1:
+            break
+        if len(order) < job["batch"]:
+            order = chosen[torch.randperm(len(chosen), generator=generator)]
+        some, order = order[: job["batch"]], order[job["batch"] :]
+        rate = job["lr"] * min(1, (step + 1) / 200) * 0.5 * (1 + math.cos(math.pi * done))
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        e, f = differentiate(net, train.positions[some].float(), True)
+        e, f = e - train.energies[some].float() / scale, f - train.forces[some].float() / scale
+        loss = loss_of(job["loss"], e, f, spread, 1.0, n_atoms, job.get("force_weight", 100.0))
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), job["clip"])
+        optimiser.step()
+        step += 1
+        decay = min(job["ema"], (1 + step) / (10 + step))
+        with torch.no_grad():
+            for a, p in zip(average.parameters(), net.parameters(), strict=True):
+                a.lerp_(p, 1 - decay)
+    seconds = time.process_time() - start
+    found = {
+        "job": options.job, "set": options.set, "data": options.data.name, "seed": options.seed, "n": options.n,
+        "seconds": round(seconds), "steps": step, "ms": round(1e3 * seconds / step, 1),
+        "parameters": sum(p.numel() for p in net.parameters()), **judge(average, sets, scale),
+    }  # fmt: skip
+    line = json.dumps(found)
+    print(line, flush=True)
+    if options.out:
+        with open(options.out, "a", encoding="utf-8") as handle:
+            handle.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
