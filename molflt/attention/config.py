@@ -167,7 +167,10 @@ class MethodKeys(FarFieldKeys):
     tolerance: float = Field(1e-4, ge=1e-12, lt=1e-2, description="stated error of lattice and mesh")
 
 
-IF_MOMENTS: dict[str, Condition] = {"vector_channels": ("moment_channels above 0", lambda c: c.moment_channels > 0)}
+IF_MOMENTS: dict[str, Condition] = {
+    name: ("moment_channels above 0", lambda c: c.moment_channels > 0)
+    for name in ("vector_channels", "matrix_channels")
+}
 
 
 class LayerKeys(MechanismConfig):
@@ -187,6 +190,13 @@ class LayerKeys(MechanismConfig):
         le=4096,
         description="vectors and as many tensors of second order that every atom carries through the layers beside "
         "its scalars, and one in four of each head the far field to others; a multiple of n_heads; 0: none",
+    )
+    matrix_channels: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="3×3 matrices that every atom carries through the layers, whose products see many bodies; in place "
+        "of vectors; a multiple of n_heads; 0: none",
     )
 
 

@@ -13,6 +13,7 @@ angle, and is invariant because it is made of scalar products. The moments are t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.far.members import REFERENCE_DENSITY
 from molflt.attention.near import Neighbourhood
-from molflt.attention.places import place_rows
+from molflt.attention.places import Kept, place_rows
 from molflt.attention.smooth import shortened
 from molflt.attention.sparse import SparsePattern, of_columns
 
@@ -32,13 +33,22 @@ class NeighbourSlots:
 
     Attributes:
         pattern: the neighbour in each place.
-        basis: (n, width, n_rbf) φ·env over the root of the typical number of neighbours; 0 where there is none.
+        radial: (n, width, n_rbf) φ; 0 where there is none.
+        weight: (n, width, 1) env over the root of the typical number of neighbours; 0 where there is none.
         powers: (n, 10, width) 1, û, û ⊗ û.
+        numbers: (n, 1), (n, width) atomic numbers of the atoms and in the places, uint8.
     """
 
     pattern: SparsePattern
-    basis: Tensor
+    radial: Tensor
+    weight: Tensor
     powers: Tensor
+    numbers: tuple[Tensor, Tensor]
+
+    @Kept
+    def basis(self) -> Tensor:
+        """(n, width, n_rbf) φ times weight."""
+        return self.radial * self.weight
 
     def moments(self, filters: nn.Linear, values: Tensor) -> Tensor:
         """Values of all atoms (n_atoms, n_channels) → (n, 10, n_channels)."""
@@ -58,7 +68,6 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
     n, slots = atoms.stop - atoms.start, around.slot[entries] - atoms.start * width
     unit = shortened(neighbourhood.displacements[entries], 1.0)
     weight = neighbourhood.others[entries] / math.sqrt(typical_neighbours(neighbourhood.radial.cutoff))
-    basis = neighbourhood.basis_of(entries) * weight[:, None]
     unit = place_rows(unit, slots, n * width)
     powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
     starts = torch.arange(0, n * width + 1, max(width, 1), device=slots.device)
@@ -66,8 +75,10 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
     reverse = around.reverse_of_slot if len(senders) == len(around.sender_of_slot) else None
     return NeighbourSlots(
         SparsePattern(starts, senders, len(around.row_starts) - 1, reverse),
-        place_rows(basis, slots, n * width).view(n, width, -1),
+        place_rows(neighbourhood.basis_of(entries), slots, n * width).view(n, width, -1),
+        place_rows(weight[:, None], slots, n * width).view(n, width, 1),
         powers.view(n, width, -1).transpose(1, 2).contiguous(),
+        (neighbourhood.numbers[atoms, None], neighbourhood.numbers[senders].view(n, width)),
     )
 
 
@@ -102,12 +113,21 @@ class NeighbourMoments:
 
     def sums(self, filters: nn.Linear, values: Tensor) -> Tensor:
         """(n_atoms, n_channels) values → (n_atoms, 10, n_channels)."""
+        return self.sum(lambda slots, values: slots.moments(filters, values), values)
+
+    def sum(self, function: Callable[[NeighbourSlots, Tensor], Tensor], values: Tensor) -> Tensor:
+        """Return ``function(slots, values)`` of all atoms, of some at a time in a large neighbourhood.
+
+        Args:
+            function: gives (n, ...) for the atoms of the slots.
+            values: (n_atoms, ...), of all atoms.
+        """
         if self._kept is not None:
-            return self._kept.moments(filters, values)
+            return function(self._kept, values)
         around = self.neighbourhood
 
         def compute(values: Tensor, atoms: slice, entries: slice) -> Tensor:
-            return neighbour_slots(around, atoms, entries).moments(filters, values)
+            return function(neighbour_slots(around, atoms, entries), values)
 
         found = []
         for atoms, entries, _ in around.pattern.parts(around.entries_at_once // _ROWS_PER_EDGE):

@@ -91,6 +91,7 @@ class Neighbourhood:
         envelope: (n_entries,), 1 at distance zero, smoothly 0 at the cutoff.
         others: (n_entries,) the envelope, but 0 for an atom itself.
         radial: φ.
+        numbers: (n_atoms,) atomic numbers, uint8.
     """
 
     entries: Entries
@@ -100,6 +101,7 @@ class Neighbourhood:
     envelope: Tensor
     others: Tensor
     radial: GaussianDistanceBasis
+    numbers: Tensor
 
     @property
     def pattern(self) -> SparsePattern:
@@ -207,6 +209,7 @@ def neighbourhood_of(
         envelope=fade,
         others=fade * entries.others.to(fade.dtype),
         radial=radial,
+        numbers=z,
     )
 
 

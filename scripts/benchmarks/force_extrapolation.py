@@ -286,6 +286,7 @@ def molflt(**changes: Any) -> dict[str, Any]:
 
 
 LOCAL = {"attention": {"mechanism": "local"}}
+MATRICES = {"attention": {"mechanism": "local", "vector_channels": 0, "matrix_channels": 32}}
 JOBS: dict[str, dict[str, Any]] = {
     "tensornet": tensornet(),
     "tensornet, Muon": tensornet(optimiser="muon", lr=3e-3, decay=0.1),
@@ -301,6 +302,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "molflt, local": molflt(net=LOCAL),
     "molflt, AdamW": molflt(optimiser="adamw", lr=2e-3),
     "molflt, squares": molflt(loss="squares"),
+    "matrices": molflt(net=MATRICES),
+    "matrices, control": {**molflt(net=MATRICES), **CONTROL},
 }
 """What is trained, and how."""
 
