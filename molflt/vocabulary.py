@@ -90,6 +90,8 @@ OnError = Literal["raise", "skip"]
 """Treatment of a structure that cannot be predicted: end the prediction, or leave it out."""
 MethodName = Literal["auto", "exact", "lattice", "mesh"]
 """Methods for the far field that compute the same function, to the model's tolerance."""
+Spacing = Literal["even", "exponential"]
+"""Spacing of the Gaussians of the distance basis."""
 OC20Split = Literal["id", "ood_ads", "ood_cat", "ood_both"]
 Figure = Literal["curves", "parity", "residuals", "elements", "adsorbates", "sizes", "rpe", "spectrum"]
 """Figures that ``molflt plot`` draws."""

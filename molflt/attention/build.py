@@ -29,7 +29,6 @@ from molflt.attention.kernels.random_features import EluKernel, ReluKernel
 from molflt.attention.kernels.spectraformer import spectraformer_kernel
 from molflt.attention.layer import FourierAttention
 from molflt.attention.mechanism import AttentionLayer, SharedPositions
-from molflt.attention.matrices import MatrixStream
 from molflt.attention.moments import LocalMoments
 from molflt.attention.registry import MECHANISMS, imported
 from molflt.attention.vectors import VectorStream
@@ -143,23 +142,18 @@ def _layer(
     config: LayerKeys, sizes: Sizes, n_weights: int, far_rank: FarRank, kernel: Kernel | None, far_dim: int
 ) -> FourierAttention:
     moments = LocalMoments(sizes.dim, sizes.n_rbf, config.moment_channels) if config.moment_channels else None
-    stream: VectorStream | MatrixStream | None = None
-    if config.matrix_channels:
-        far = far_vectors(config.matrix_channels, sizes)
-        stream = MatrixStream(
-            sizes.dim, sizes.n_rbf, config.moment_channels, config.matrix_channels, sizes.n_heads, far
-        )
+    stream = None
     if config.vector_channels:
-        far = far_vectors(config.vector_channels, sizes)
+        far = far_vectors(config, sizes)
         stream = VectorStream(sizes.dim, sizes.n_heads, config.moment_channels, config.vector_channels, far)
     return FourierAttention(
         sizes.dim, sizes.n_heads, sizes.n_rbf, n_weights, far_rank, kernel, far_dim, moments, stream, sizes.dropout
     )
 
 
-def far_vectors(n_channels: int, sizes: Sizes) -> int:
+def far_vectors(config: LayerKeys, sizes: Sizes) -> int:
     """Number of vectors and tensors of every head that the far field carries."""
-    return math.ceil(n_channels / sizes.n_heads / FAR_SHARE)
+    return math.ceil(config.vector_channels / sizes.n_heads / FAR_SHARE)
 
 
 def build_rpe(config: FarFieldKeys, spectrum: SpectrumName = "gaussians", seed: int = 0) -> GaussianRPE:

@@ -167,10 +167,7 @@ class MethodKeys(FarFieldKeys):
     tolerance: float = Field(1e-4, ge=1e-12, lt=1e-2, description="stated error of lattice and mesh")
 
 
-IF_MOMENTS: dict[str, Condition] = {
-    name: ("moment_channels above 0", lambda c: c.moment_channels > 0)
-    for name in ("vector_channels", "matrix_channels")
-}
+IF_MOMENTS: dict[str, Condition] = {"vector_channels": ("moment_channels above 0", lambda c: c.moment_channels > 0)}
 
 
 class LayerKeys(MechanismConfig):
@@ -190,13 +187,6 @@ class LayerKeys(MechanismConfig):
         le=4096,
         description="vectors and as many tensors of second order that every atom carries through the layers beside "
         "its scalars, and one in four of each head the far field to others; a multiple of n_heads; 0: none",
-    )
-    matrix_channels: int = Field(
-        0,
-        ge=0,
-        le=4096,
-        description="3×3 matrices that every atom carries through the layers, whose products see many bodies; in place "
-        "of vectors; a multiple of n_heads; 0: none",
     )
 
 
@@ -230,6 +220,22 @@ class LocalConfig(LayerKeys):
     """The same layer without a far field: attention ends at the cutoff."""
 
     mechanism: Literal["local"] = Field("local", description="local RPE and moments, no far field")
+
+
+IF_FAR: Condition = ("far=true", lambda c: c.far)
+
+
+class MatricesConfig(MethodKeys):
+    """Matrices of every atom and their products, for forces; with a far field where it is wanted."""
+
+    only_with: ClassVar[dict[str, Condition]] = {
+        **dict.fromkeys(("n_basis", "sigma_min", "sigma_max", "isolated_atoms", "spectrum", "frequencies"), IF_FAR),
+        "tolerance": ("far=true and a method other than exact", lambda c: c.far and c.frequencies != "exact"),
+    }
+
+    mechanism: Literal["matrices"] = Field("matrices", description="3×3 matrices and their products, for forces")
+    channels: int = Field(32, ge=1, le=4096, description="C, matrices of every atom; a multiple of n_heads")
+    far: bool = Field(False, description="messages by the Fourier RPE over all atoms, too")
 
 
 class KernelisedConfig(KernelKeys):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,6 @@ from molflt.attention.far.field import FarField
 from molflt.attention.far.ways import Group
 from molflt.attention.geometry import Geometry
 from molflt.attention.kernels.base import Kernel
-from molflt.attention.matrices import MatrixStream
 from molflt.attention.mechanism import AttentionLayer, heads_first, split_heads
 from molflt.attention.moments import LocalMoments
 from molflt.attention.near import LocalRPE
@@ -136,7 +135,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         kernel: feature map of the content factor, for ``far_rank="m"``; else None.
         far_dim: width of the values that the far field carries, all heads together: the first channels of every head.
         moments: of the neighbours, added to the output; None: no moments.
-        stream: of vectors or matrices, which takes up the moments; None: neither.
+        stream: of vectors, which takes up the moments; None: no vectors.
         dropout: on the values, which is the same in every contraction order.
     """
 
@@ -150,7 +149,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         kernel: Kernel | None,
         far_dim: int,
         moments: LocalMoments | None,
-        stream: VectorStream | MatrixStream | None,
+        stream: VectorStream | None,
         dropout: float,
     ) -> None:
         super().__init__()
@@ -170,7 +169,7 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         self.moments = moments
         self.stream = stream
         self.vector_channels = 0 if stream is None else stream.n_channels
-        self._far_vectors = 0 if stream is None or (isinstance(stream, MatrixStream) and not n_weights) else COMPONENTS * stream.far_channels
+        self._far_vectors = 0 if stream is None else COMPONENTS * stream.far_channels
         self.one: Tensor
         self.register_buffer("one", torch.ones(1, 1, 1), persistent=False)
 
@@ -179,8 +178,6 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """See :class:`AttentionLayer`; a layer with vectors takes and returns these, too."""
         stream, own = self.stream, self.moments
-        if isinstance(stream, MatrixStream):
-            return self._with_matrices(x, geometry, prepared, stream, tensors)
         linears = [self.query_key.projection, self.value, *self._gates]
         if stream is not None:
             linears += [stream.gate, stream.sender_gate]
@@ -201,25 +198,6 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         of_products, change = stream.products(gates, tensors)
         return self.output(heads.flatten(1)) + own.read(sums) + of_products, tensors + change
 
-    def _with_matrices(
-        self, x: Tensor, geometry: Geometry, prepared: Prepared, stream: MatrixStream, matrices: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        own, moments = self.moments, prepared.context.moments
-        assert own is not None and moments is not None and matrices is not None
-        projected = together(x, [self.query_key.projection, self.value, *self._gates, own.value])
-        sums = moments.sums(own.filters, projected.pop())
-        matrices = matrices + stream.take(sums)
-        values = stream.values(matrices)
-        messages = moments.sum(stream.messages, values)
-        attended = self._attended(projected, None, geometry, prepared, stream.sent(values)).view(
-            len(x), self.n_heads, -1
-        )
-        far, heads = attended.split([self._far_vectors, attended.shape[2] - self._far_vectors], dim=2)
-        if self._far_vectors:
-            messages = stream.with_far(messages, far)
-        matrices = stream.update(matrices, values, messages)
-        return self.output(heads.flatten(1)) + own.read(sums) + stream.read(matrices), matrices
-
     def prepare(self, geometry: Geometry, context: FourierContext) -> Prepared:
         """See :class:`AttentionLayer`."""
         around = context.neighbourhood
@@ -232,29 +210,19 @@ class FourierAttention(AttentionLayer[FourierContext, Prepared]):
         return [self.query_gate.linear, self.key_gate.linear] if gated else []
 
     def _attended(
-        self,
-        projected: list[Tensor],
-        vectors: Tensor | None,
-        geometry: Geometry,
-        prepared: Prepared,
-        sent: Tensor | None = None,
+        self, projected: list[Tensor], vectors: Tensor | None, geometry: Geometry, prepared: Prepared
     ) -> Tensor:
         """(n_atoms, n_heads · channels): (Σ_near near_ij v_j + Σ_all far_ij v_j) / Σ_near near_ij.
 
-        The values are those of vectors, if any, and those of the atoms' features. Those that are ``sent`` by the far
-        field alone come first.
+        The values are those of vectors, if any, and those of the atoms' features.
         """
         content, fields = self._content(projected, vectors, geometry), prepared.context.fields
         # Numerator and denominator in one pass: the values of the latter are ones.
         near = self._near_sum(content, torch.cat([content.carried, content.rest, content.one], dim=2), prepared)
         widths = [content.carried.shape[2], content.rest.shape[2], 1]
         carried, rest, denominator = near.transpose(0, 1).split(widths, dim=2)
-        if fields and sent is None:
+        if fields:
             carried = carried + self._far_sum(content, geometry, fields)
-        elif fields:
-            far = self._far_sum(replace(content, carried=torch.cat([sent, content.carried], dim=2)), geometry, fields)
-            first, others = far.split([sent.shape[2], carried.shape[2]], dim=2)
-            carried = torch.cat([first, carried + others], dim=2)
         return (torch.cat([carried, rest], dim=2) / denominator).flatten(1)
 
     def _content(self, projected: list[Tensor], vectors: Tensor | None, geometry: Geometry) -> _Content:

@@ -1,19 +1,21 @@
-"""3×3 matrices that every atom carries, their messages and products (DESIGN §3).
+"""3×3 matrices that atoms carry, and products of them, for forces that hold outside the training set (DESIGN §3).
 
-    X_i += W_s M_i                                  moments of the neighbours: scalar, vector and tensor
-    Y_i  = W_v X̂_i,  X̂ = X/(1 + |X|²)
-    N_i  = Σ_j f_l(|Δ_ij|, z_i, z_j) Y_j + far_i    order l of every channel with its own radial function
-    D_i  = W_p P̂_i,  P = N Y + Y N
+    X_i += W_s [1, û, û ⊗ û]                         moments of the neighbours, weighted as in moments.py
+    Y_i  = W_v X̂_i,   X̂ = X/(1 + |X|²)
+    N_i  = Σ_h W_h Σ_j a_h(|Δ_ij|, z_i, z_j) Y_j + Σ_all f̂_h(Δ_ij) Y_j
+    D_i  = W_p P̂_i,   P = N Y + Y N
     X_i += D_i + D_i²
-    x_i += W [|X|²_l]
+    x_i += W [|X|²_l]                                 l = 0, 1, 2
 
-A matrix is the sum of its trace, an antisymmetric part, which is a vector, and a traceless symmetric part; mixtures
-of channels W act on each of them, l = 0, 1, 2, separately. N Y + Y N rotates as its factors do, and is of the same
-parity, so that the sums of squares are exactly invariant. A product of two sums over neighbours is a sum over
-triples, and every further product adds a body. Bodies are counted: only the products multiply sums, and nothing
-saturates but by X̂, where the attention's exponentials and normalised layers have bodies without bound. This is
-TensorNet's interaction (Simeon and De Fabritiis 2023, arXiv 2306.06482, Eq. 8 to 11) with directions in every layer,
-radial functions that know both elements, and a far field.
+A matrix is the sum of a trace, an antisymmetric part, which is a vector, and a traceless symmetric part. Mixtures W of
+channels act on each of them by itself, and N Y + Y N turns as its factors do and has their parity, so that the sums
+of squares |X|²_l are exactly invariant. This is the interaction of TensorNet (Simeon and De Fabritiis 2023, arXiv
+2306.06482, Eq. 8 to 11) with directions in every layer and with messages of several heads, each a function of the
+distance and of both elements.
+
+A product of two sums over neighbours sees triples of atoms, and every further product one atom more. There are no
+exponentials of contents, no ratio of sums and no feed-forward block, in which all atoms meet at once: on geometries
+that are hotter than those of training they are what fails (docs/tuning_log.md).
 """
 
 from __future__ import annotations
@@ -24,25 +26,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from molflt.attention.build import FAR_SHARE, Built, Sizes, build_rpe
+from molflt.attention.config import MatricesConfig
+from molflt.attention.context import FourierContext, FourierPositions
+from molflt.attention.far.field import ExactMethod
+from molflt.attention.geometry import Geometry
+from molflt.attention.layer import RPE_WEIGHT_STD
+from molflt.attention.mechanism import AttentionLayer
 from molflt.attention.moments import NeighbourSlots
 from molflt.attention.sparse import of_columns
+from molflt.attention.vectors import COMPONENTS
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-COMPONENTS = 9
-"""Components of a matrix: one for the trace, three of a vector, five of a traceless symmetric tensor."""
-ORDERS = (1, 3, 5)
+PARTS = (1, 3, 5)
+"""Components of the trace, the vector and the traceless symmetric part."""
+HIDDEN = 32
+"""Width of the hidden layer of a_h."""
 
 
-class MatrixStream(nn.Module):
-    """Update of the matrices in one layer.
+class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
+    """One layer.
 
     Args:
         dim: width of the scalars.
+        n_heads: heads; must divide ``n_channels``.
         n_rbf: size of the radial basis.
-        n_moments: channels of the moments of the neighbours.
-        n_channels: C.
-        n_heads: of the attention; must divide ``n_channels``.
-        far_channels: number of channels of every head that the far field carries.
+        n_weights: basis functions of f̂; 0 for no far field.
+        n_channels: C, matrices of an atom.
 
     Attributes:
         lift: (9, 10), from moments to components, but for a factor of each.
@@ -50,77 +60,92 @@ class MatrixStream(nn.Module):
         squares: (2, 9), squares of these factors. All are whole numbers, exact in any precision.
     """
 
-    def __init__(self, dim: int, n_rbf: int, n_moments: int, n_channels: int, n_heads: int, far_channels: int) -> None:
+    feed_forward = False
+
+    def __init__(self, dim: int, n_heads: int, n_rbf: int, n_weights: int, n_channels: int) -> None:
         super().__init__()
-        self.n_heads, self.n_channels, self.far_channels = n_heads, n_channels, far_channels
-        n_hidden = 32
-        self.source = PerOrder(n_moments, n_channels)
-        self.value = PerOrder(n_channels, n_channels)
-        self.product = PerOrder(n_channels, n_channels)
-        self.radial = nn.Linear(n_rbf, n_hidden)
-        self.receiver, self.sender = (nn.Embedding(MAX_ATOMIC_NUMBER + 1, n_hidden) for _ in range(2))
-        self.filters = nn.Linear(n_hidden, n_heads)
-        self.gathered = PerOrder(n_heads * n_channels, n_channels)
-        self.output = nn.Linear(len(ORDERS) * n_channels, dim)
+        self.n_heads, self.vector_channels = n_heads, n_channels
+        self.source_value = nn.Linear(dim, n_channels)
+        self.source_filters = nn.Linear(n_rbf, n_channels, bias=False)
+        self.source = PerPart(n_channels, n_channels)
+        self.value = PerPart(n_channels, n_channels)
+        self.radial = nn.Linear(n_rbf, HIDDEN)
+        self.receiver, self.sender = (nn.Embedding(MAX_ATOMIC_NUMBER + 1, HIDDEN) for _ in range(2))
+        self.near = nn.Linear(HIDDEN, n_heads)
+        self.gathered = PerPart(n_heads * n_channels, n_channels)
+        self.product = PerPart(n_channels, n_channels)
+        self.output = nn.Linear(len(PARTS) * n_channels, dim)
+        self.rpe_weights = nn.Parameter(RPE_WEIGHT_STD * torch.randn(n_weights, n_heads))
+        self.far_channels = math.ceil(n_channels / n_heads / FAR_SHARE)
         self.lift: Tensor
         self.basis: Tensor
         self.squares: Tensor
         for name, matrix in zip(("lift", "basis", "squares"), _constants(), strict=True):
             self.register_buffer(name, matrix, persistent=False)
 
-    def take(self, moments: Tensor) -> Tensor:
-        """(n_atoms, 10, n_moments), see :class:`LocalMoments` → (n_atoms, 9, C)."""
-        return self.source(times(self.lift * self.squares[0].rsqrt()[:, None], moments))
+    def prepare(self, geometry: Geometry, context: FourierContext) -> FourierContext:
+        """See :class:`AttentionLayer`."""
+        return context
 
-    def values(self, matrices: Tensor) -> Tensor:
-        """Return Y, (n_atoms, 9, C) → the same."""
-        return self.value(bounded(matrices))
+    def forward(
+        self, x: Tensor, geometry: Geometry, prepared: FourierContext, matrices: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`AttentionLayer`."""
+        moments = prepared.moments
+        assert moments is not None and matrices is not None
+        around = moments.sums(self.source_filters, self.source_value(x))
+        matrices = matrices + self.source(times(self.lift * self.squares[0].rsqrt()[:, None], around))
+        values = self.value(bounded(matrices))
+        messages = moments.sum(self._messages, values)
+        if prepared.fields:
+            messages = messages + self._from_afar(values, geometry, prepared)
+        matrices = self._updated(matrices, values, messages)
+        squares = [part.square().sum(dim=1) for part in matrices.split(PARTS, dim=1)]
+        return self.output(torch.cat(squares, dim=1)), matrices
 
-    def messages(self, slots: NeighbourSlots, values: Tensor) -> Tensor:
-        """Σ_j f_l Y_j of some atoms, (n_atoms, 9, C) → (n, 9, C)."""
-        n, width, _ = slots.basis.shape
-        given = of_columns(slots.pattern, values.flatten(1)).view(n, width, -1)
+    def _messages(self, slots: NeighbourSlots, values: Tensor) -> Tensor:
+        """Σ_h W_h Σ_j a_h Y_j of some atoms: (n_atoms, 9, C) → (n, 9, C)."""
+        n, width, _ = slots.radial.shape
         receivers, senders = (number.to(torch.int64) for number in slots.numbers)
         hidden = functional.silu(self.radial(slots.radial) + self.receiver(receivers) + self.sender(senders))
-        near = self.filters(hidden) * slots.weight
-        found = near.transpose(1, 2) @ given
-        return self.gathered(found.unflatten(2, [COMPONENTS, -1]).transpose(1, 2).flatten(2))
+        near = self.near(hidden) * slots.weight
+        given = of_columns(slots.pattern, values.flatten(1)).view(n, width, -1)
+        found = (near.transpose(1, 2) @ given).unflatten(2, [COMPONENTS, -1])
+        return self.gathered(found.transpose(1, 2).flatten(2))
 
-    def sent(self, values: Tensor) -> Tensor:
-        """Return what the far field carries: (n_atoms, 9, C) → (n_atoms, n_heads, 9 · far_channels)."""
-        return values.unflatten(2, [self.n_heads, -1])[..., : self.far_channels].permute(0, 2, 1, 3).flatten(2)
+    def _from_afar(self, values: Tensor, geometry: Geometry, context: FourierContext) -> Tensor:
+        """Σ_all f̂_h Y_j of the first channels of every head: (n_atoms, 9, C) → the same, zero in the others."""
+        layout = geometry.layout.far
+        assert layout is not None
+        heads = values.unflatten(2, [self.n_heads, -1])
+        sent = heads[..., : self.far_channels].permute(0, 2, 1, 3).flatten(2)
+        fields = zip(context.fields, layout.pad(sent), strict=True)
+        found = layout.pack([far(self.rpe_weights, v) for far, v in fields]).unflatten(2, [COMPONENTS, -1])
+        rest = heads.shape[3] - self.far_channels
+        return functional.pad(found.permute(0, 2, 1, 3), [0, rest]).flatten(2)
 
-    def with_far(self, messages: Tensor, far: Tensor) -> Tensor:
-        """Add what came by the far field, of the shape of :meth:`sent`, to messages (n_atoms, 9, C)."""
-        far = far.unflatten(2, [COMPONENTS, -1]).permute(0, 2, 1, 3)
-        far = functional.pad(far, [0, self.n_channels // self.n_heads - self.far_channels])
-        return messages + far.flatten(2)
-
-    def update(self, matrices: Tensor, values: Tensor, messages: Tensor) -> Tensor:
-        """Return the matrices after a layer, each (n_atoms, 9, C)."""
+    def _updated(self, matrices: Tensor, values: Tensor, messages: Tensor) -> Tensor:
         basis = self.basis * self.squares[1].rsqrt()[:, None]
         one, other = (times(basis.t(), t).unflatten(1, [3, 3]) for t in (messages, values))
-        product = times(basis, (matmul(one, other) + matmul(other, one)).flatten(1, 2))
+        product = times(basis, (multiplied(one, other) + multiplied(other, one)).flatten(1, 2))
         change = self.product(bounded(product))
-        square = times(basis.t(), change).unflatten(1, [3, 3])
-        return matrices + change + times(basis, matmul(square, square).flatten(1, 2))
-
-    def read(self, matrices: Tensor) -> Tensor:
-        """(n_atoms, 9, C) → (n_atoms, dim)."""
-        return self.output(torch.cat([part.square().sum(dim=1) for part in matrices.split(ORDERS, dim=1)], dim=1))
+        turned = times(basis.t(), change).unflatten(1, [3, 3])
+        return matrices + change + times(basis, multiplied(turned, turned).flatten(1, 2))
 
 
-class PerOrder(nn.Module):
+class PerPart(nn.Module):
     """Separate mixtures of channels for the three parts of a matrix."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
-        self.weight = nn.ParameterList(torch.randn(n_out, n_in) * (3 * n_in) ** -0.5 for _ in ORDERS)
+        self.trace, self.vector, self.tensor = (
+            nn.Parameter(torch.randn(n_out, n_in) * (3 * n_in) ** -0.5) for _ in PARTS
+        )
 
     def forward(self, matrices: Tensor) -> Tensor:
         """(n, 9, n_in) → (n, 9, n_out)."""
-        parts = matrices.split(ORDERS, dim=1)
-        return torch.cat([part @ w.t() for part, w in zip(parts, self.weight, strict=True)], dim=1)
+        trace, vector, tensor = matrices[:, :1], matrices[:, 1:4], matrices[:, 4:]
+        return torch.cat([trace @ self.trace.t(), vector @ self.vector.t(), tensor @ self.tensor.t()], dim=1)
 
 
 def bounded(matrices: Tensor) -> Tensor:
@@ -128,7 +153,7 @@ def bounded(matrices: Tensor) -> Tensor:
     return matrices / (1 + matrices.square().sum(dim=1, keepdim=True))
 
 
-def matmul(one: Tensor, other: Tensor) -> Tensor:
+def multiplied(one: Tensor, other: Tensor) -> Tensor:
     """Products of matrices, channel by channel, (n, 3, 3, C) each."""
     return (one[:, :, :, None] * other[:, None]).sum(dim=2)
 
@@ -139,7 +164,7 @@ def times(matrix: Tensor, tensors: Tensor) -> Tensor:
 
 
 def _constants() -> tuple[Tensor, Tensor, Tensor]:
-    """``lift``, ``basis`` and ``squares`` of :class:`MatrixStream`."""
+    """``lift``, ``basis`` and ``squares`` of :class:`MatrixAttention`."""
     lift, basis = torch.zeros(COMPONENTS, 10), torch.zeros(COMPONENTS, 3, 3)
     lift[0, 0], basis[0] = 1.0, torch.eye(3)
     for i in range(3):
@@ -152,3 +177,14 @@ def _constants() -> tuple[Tensor, Tensor, Tensor]:
         basis[row] = torch.diag(torch.tensor(diagonal))
     squares = torch.stack([lift.square().sum(dim=1), basis.square().sum(dim=(1, 2))])
     return lift, basis.flatten(1), squares
+
+
+def build_matrices(config: MatricesConfig, sizes: Sizes) -> Built:
+    """Build matrices, with or without a far field."""
+    rpe = build_rpe(config, config.spectrum, sizes.seed) if config.far else None
+    method = ExactMethod(config.frequencies, config.tolerance) if config.far else None
+    positions = FourierPositions(rpe, method, moments=True)
+    return positions, [
+        MatrixAttention(sizes.dim, sizes.n_heads, sizes.n_rbf, positions.n_weights, config.channels)
+        for _ in range(sizes.n_layers)
+    ]

@@ -54,10 +54,13 @@ class AttentionLayer(nn.Module, Generic[ContextT, PreparedT]):
     """One layer of attention over the atoms of each structure.
 
     Attributes:
-        vector_channels: C, vectors and tensors of every atom (``vectors.py``); 0 unless a mechanism has them.
+        vector_channels: C, vectors and tensors of every atom (``vectors.py``), or matrices (``matrices.py``); 0
+            unless a mechanism has them.
+        feed_forward: whether a feed-forward block follows.
     """
 
     vector_channels: int = 0
+    feed_forward: bool = True
 
     def prepare(self, geometry: Geometry, context: ContextT) -> PreparedT:
         """Prepare all that depends on positions alone, once for a batch.

@@ -16,7 +16,7 @@ from molflt.attention.layout import Entries
 from molflt.attention.places import Kept
 from molflt.attention.smooth import GAUSSIAN_END, NOTHING, envelope
 from molflt.attention.sparse import SparsePattern, sum_of_entries
-from molflt.vocabulary import MAX_ATOMIC_NUMBER
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, Spacing
 
 
 class GaussianDistanceBasis(nn.Module):
@@ -26,15 +26,21 @@ class GaussianDistanceBasis(nn.Module):
     al. 2022, arXiv 2203.04810, Eq. 2). It starts as the identity, also for pairs never seen in training. With two
     numbers for every pair of elements a model can also memorise its training set (docs/accuracy.md).
 
+    With the exponential spacing they are Gaussians of e^(−d/1 Å) (PhysNet, Unke and Meuwly 2019, arXiv 1902.08408,
+    Eq. 7): fine at the lengths of bonds, and so coarse beyond that little can be learnt by heart there.
+
     Args:
         n_basis: number of Gaussians.
         cutoff: Å; centres start evenly spaced on [0, cutoff].
         pair_types: whether to apply the affine.
+        spacing: of the Gaussians.
     """
 
-    def __init__(self, n_basis: int, cutoff: float, pair_types: bool = False) -> None:
+    def __init__(
+        self, n_basis: int, cutoff: float, pair_types: bool = False, spacing: Spacing = "even"
+    ) -> None:
         super().__init__()
-        self.n_basis, self.cutoff = n_basis, cutoff
+        self.n_basis, self.cutoff, self.spacing = n_basis, cutoff, spacing
         self.pair_types = pair_types
         if pair_types:
             n_types = MAX_ATOMIC_NUMBER + 1
@@ -42,11 +48,15 @@ class GaussianDistanceBasis(nn.Module):
             self.beta = nn.Parameter(torch.zeros(n_types * n_types))
         self.centres = nn.Parameter(torch.linspace(0.0, 1.0, n_basis))
         # Widths stay positive by construction; neighbouring Gaussians start overlapping at half height.
-        self.log_widths = nn.Parameter(torch.full((n_basis,), 1.0 / max(n_basis - 1, 1)).log())
+        width = 1.0 / max(n_basis - 1, 1) if spacing == "even" else math.sqrt(2) / n_basis
+        self.log_widths = nn.Parameter(torch.full((n_basis,), width).log())
 
     def forward(self, distances: Tensor, receiver_types: Tensor, sender_types: Tensor) -> Tensor:
         """Distances (n,) Å and atomic numbers (n,), (n,) → (n, n_basis)."""
-        x = distances / self.cutoff
+        if self.spacing == "even":
+            x = distances / self.cutoff
+        else:
+            x = torch.expm1(-distances) / math.expm1(-self.cutoff)
         if self.pair_types:
             x = self._of_types(x, receiver_types, sender_types)
         steepness = torch.exp(-self.log_widths) / math.sqrt(2)

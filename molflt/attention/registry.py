@@ -20,6 +20,7 @@ from molflt.attention.config import (
     KernelisedConfig,
     KernelKeys,
     LocalConfig,
+    MatricesConfig,
     MechanismConfig,
     RandomisedConfig,
     RandomisedRpeConfig,
@@ -46,6 +47,7 @@ class Mechanism:
 MECHANISMS = {
     "fourier": Mechanism(FourierConfig, "molflt.attention.build:build_fourier"),
     "local": Mechanism(LocalConfig, "molflt.attention.build:build_local"),
+    "matrices": Mechanism(MatricesConfig, "molflt.attention.matrices:build_matrices"),
     "kernelised": Mechanism(KernelisedConfig, "molflt.attention.kernelised:build_kernelised"),
     "softmax": Mechanism(SoftmaxConfig, "molflt.attention.softmax:build_softmax"),
     "undamped": Mechanism(UndampedConfig, "molflt.attention.far.undamped:build_undamped"),
@@ -65,6 +67,7 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "flt": {},
     "molflt": {},
     "local": {"mechanism": "local"},
+    "matrices": {"mechanism": "matrices"},
     "performer": {"mechanism": "kernelised"},
     "softmax": {"mechanism": "softmax"},
     "flt-undamped": {"mechanism": "undamped", "far_rank": "m", "moment_channels": 0},

@@ -121,3 +121,13 @@ class FarField(nn.Module):
             extent = (torch.logsumexp(4.0 * height, dim=0) + torch.logsumexp(-4.0 * height, dim=0)) / 4.0
             rows.append(((extent + self.padding) * direction)[None])
         return torch.cat(rows)
+
+
+def convolved(rpe_weights: Tensor, v: Tensor, pairs: Tensor, waves: Tensor, spectra: Tensor) -> Tensor:
+    """Σ_j f̂_h(Δ_ij) v_j, (n, n_heads, channels)."""
+    n, n_heads = v.shape[0], v.shape[1]
+    if spectra.shape[0] > 0:
+        summed = (waves.t() @ v.reshape(n, -1)).view(-1, n_heads, v.shape[2])
+        return (waves @ (summed * (spectra @ rpe_weights)[:, :, None]).flatten(1)).view(v.shape)
+    far = (rpe_weights.t() @ pairs.flatten(1)).view(n_heads, n, n)
+    return (far @ v.transpose(0, 1)).transpose(0, 1)

@@ -14,29 +14,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.config import FourierConfig, LocalConfig
+from molflt.attention.config import FourierConfig, LocalConfig, MatricesConfig, MethodKeys
 from molflt.attention.context import FourierPositions
 from molflt.attention.kernels.random_features import RandomFeatureKernel, positive
 from molflt.attention.layer import FourierAttention
+from molflt.attention.matrices import MatrixAttention
 from molflt.attention.moments import second_power, typical_neighbours
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.attention.smooth import GAUSSIAN_END, envelope, shortened
 from molflt.attention.vectors import COMPONENTS
 from molflt.errors import InputError
-from molflt.export.far_field import FarField
+from molflt.export.far_field import FarField, convolved
+from molflt.export.matrices import MatrixLayer
 from molflt.model.encoder import EncoderLayer
 from molflt.model.energy_model import EnergyModel
+from molflt.model.repulsion import half_of_pairs
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, TAG_ADSORBATE
 
 
 def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
     """Raise InputError for a model whose far field or feature map is not implemented here."""
     config, kernels = model.config.attention, [m for m in model.modules() if isinstance(m, RandomFeatureKernel)]
-    own = isinstance(config, FourierConfig | LocalConfig) and all(kernel.component is positive for kernel in kernels)
+    own = isinstance(config, FourierConfig | LocalConfig | MatricesConfig) and all(kernel.component is positive for kernel in kernels)
     if not own:
         raise InputError(
-            f"attention of mechanism '{config.mechanism}' cannot be exported; 'fourier' and 'local' can, with the "
-            "kernel of the presets"
+            f"attention of mechanism '{config.mechanism}' cannot be exported; 'fourier', 'local' and 'matrices' can, "
+            "with the kernel of the presets"
         )
     if model.config.charges:
         raise InputError("a model with charges (model.charges) cannot be exported yet")
@@ -45,11 +48,12 @@ def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
 class _Radial(nn.Module):
     """The Gaussian distance basis."""
 
-    __constants__ = ("pair_types",)
+    __constants__ = ("pair_types", "even")
 
     def __init__(self, radial: GaussianDistanceBasis) -> None:
         super().__init__()
         self.cutoff, self.pair_types, self.end = radial.cutoff, radial.pair_types, GAUSSIAN_END
+        self.even, self.reach = radial.spacing == "even", -math.expm1(-radial.cutoff)
         self.steepness: Tensor
         self.shift: Tensor
         self.gamma: Tensor
@@ -63,7 +67,7 @@ class _Radial(nn.Module):
         self.n_types = MAX_ATOMIC_NUMBER + 1
 
     def forward(self, distances: Tensor, receiver_types: Tensor, sender_types: Tensor) -> Tensor:
-        x = distances / self.cutoff
+        x = distances / self.cutoff if self.even else -torch.expm1(-distances) / self.reach
         if self.pair_types:
             pair_type = receiver_types * self.n_types + sender_types
             x = self.gamma[pair_type] * x + self.beta[pair_type]
@@ -113,15 +117,6 @@ class _Layer(nn.Module):
         exponent = x @ self.omega.t() - 0.5 * (x * x).sum(dim=-1, keepdim=True)
         return torch.exp(exponent) / math.sqrt(float(self.omega.shape[0]))
 
-    def convolved(self, v: Tensor, pairs: Tensor, waves: Tensor, spectra: Tensor) -> Tensor:
-        """Σ_j f̂_h(Δ_ij) v_j, (n, n_heads, channels)."""
-        n, n_heads = v.shape[0], v.shape[1]
-        if spectra.shape[0] > 0:
-            summed = (waves.t() @ v.reshape(n, -1)).view(-1, n_heads, v.shape[2])
-            return (waves @ (summed * (spectra @ self.rpe_weights)[:, :, None]).flatten(1)).view(v.shape)
-        far = (self.rpe_weights.t() @ pairs.flatten(1)).view(n_heads, n, n)
-        return (far @ v.transpose(0, 1)).transpose(0, 1)
-
     def far_sum(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor, waves: Tensor, spectra: Tensor
     ) -> Tensor:
@@ -129,13 +124,13 @@ class _Layer(nn.Module):
         if self.gated:
             c_q = functional.softplus(self.query_gate(x))[:, :, None]
             c_k = functional.softplus(self.key_gate(x))[:, :, None]
-            return c_q * self.convolved(c_k * v, pairs, waves, spectra)
+            return c_q * convolved(self.rpe_weights, c_k * v, pairs, waves, spectra)
         if self.kernelised:
             c_q, c_k = self.features(q), self.features(k)
             carried = (c_k[:, :, :, None] * v[:, :, None, :]).flatten(2)
-            found = self.convolved(carried, pairs, waves, spectra).view(v.shape[0], v.shape[1], -1, v.shape[2])
+            found = convolved(self.rpe_weights, carried, pairs, waves, spectra).view(v.shape[0], v.shape[1], -1, v.shape[2])
             return (c_q[:, :, :, None] * found).sum(dim=2)
-        return self.convolved(v, pairs, waves, spectra)
+        return convolved(self.rpe_weights, v, pairs, waves, spectra)
 
     def moments(self, x: Tensor, i: Tensor, j: Tensor, weighted: Tensor, powers: Tensor) -> Tensor:
         """(n, 10, channels), see :class:`molflt.attention.moments.LocalMoments`."""
@@ -155,6 +150,7 @@ class _Layer(nn.Module):
         tensors: Tensor,
         i: Tensor,
         j: Tensor,
+        z: Tensor,
         basis: Tensor,
         fade: Tensor,
         self_basis: Tensor,
@@ -202,7 +198,7 @@ class _Layer(nn.Module):
 class ScriptedEnergy(nn.Module):
     """The energy of one structure, atom by atom, by a model whose weights are shared."""
 
-    __constants__ = ("has_far",)
+    __constants__ = ("has_far", "repulsive")
 
     def __init__(self, model: EnergyModel) -> None:
         super().__init__()
@@ -214,14 +210,21 @@ class ScriptedEnergy(nn.Module):
         self.radial = _Radial(model.radial)
         self.has_far = positions.rpe is not None
         self.contact, self.adsorbate_tag = config.read_out == "contact", TAG_ADSORBATE
-        if isinstance(config.attention, FourierConfig):
+        if self.has_far:
+            assert isinstance(config.attention, MethodKeys)
             self.far = FarField(positions, config.attention.tolerance)
         layers = [layer for layer in model.encoder.layers if isinstance(layer, EncoderLayer)]
-        self.layers = nn.ModuleList(_Layer(layer) for layer in layers)
+        self.layers = nn.ModuleList(
+            MatrixLayer(layer, self.root_neighbours) if isinstance(layer.attention, MatrixAttention) else _Layer(layer)
+            for layer in layers
+        )
         self.components, self.vector_channels = COMPONENTS, model.encoder.vector_channels
         embedding, head, statistics = model.embedding, model.energy_head, model.standardiser
         self.element, self.tag, self.neighbour_element = embedding.element, embedding.tag, embedding.neighbour_element
         self.centrality, self.norm, self.mlp = embedding.centrality, model.encoder.norm, head.mlp
+        self.repulsive = model.repulsion is not None
+        if model.repulsion is not None:
+            self.register_buffer("radii", model.repulsion.radii)
         self.factor: Tensor
         self.mean: Tensor
         self.std: Tensor
@@ -269,8 +272,11 @@ class ScriptedEnergy(nn.Module):
         tensors = x.new_zeros((n, self.components, self.vector_channels))
         for _ in range(self.n_recycles):
             for layer in self.layers:
-                x, tensors = layer(x, tensors, i, j, basis, fade, self_basis, weighted, powers, pairs, waves, spectra)
+                x, tensors = layer(x, tensors, i, j, z, basis, fade, self_basis, weighted, powers, pairs, waves, spectra)
         own = (self.mlp(self.norm(x)).squeeze(-1) * self.factor[tags]).to(torch.float64)
+        if self.repulsive:
+            halves = half_of_pairs(distances, z[i], z[j], self.radii).to(torch.float64)
+            own = own + torch.zeros_like(own).index_add(0, i, halves) / self.std
         adsorbate = tags == self.adsorbate_tag
         if self.contact and bool(adsorbate.any()):
             reached = torch.zeros_like(x[:, 0]).index_add(0, i, fade * adsorbate[j])

@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from molflt.attention.config import ContentKeys, LayerKeys
+from molflt.attention.config import ContentKeys, LayerKeys, MatricesConfig
 from molflt.attention.registry import AttentionConfig, attention_config
+from molflt.vocabulary import Spacing
 
 
 class ModelConfig(BaseModel):
@@ -24,6 +25,11 @@ class ModelConfig(BaseModel):
     ffn_dim: int = Field(256, ge=4, le=262_144, description="width of the feed-forward block")
     cutoff: float = Field(6.0, ge=0.1, le=100, description="reach of local RPE, centrality and displacement head, Å")
     n_rbf: int = Field(32, ge=2, le=4096, description="Gaussians of the distance basis")
+    spacing: Spacing = Field(
+        "even",
+        description="centres of these Gaussians: even in the distance, or in its exponential, fine where bonds are and "
+        "coarse beyond, for forces",
+    )
     pair_types: bool = Field(
         False, description="stretch and shift distances by two numbers for every pair of elements, as Graphormer does"
     )
@@ -40,6 +46,9 @@ class ModelConfig(BaseModel):
         ge=0,
         le=64,
         description="latent charges of every atom, learnt without labels, that act by 1/r beyond neighbours; 0: none",
+    )
+    repulsion: bool = Field(
+        False, description="add the repulsion of nuclei nearer than the sum of their covalent radii, a known function"
     )
     attention: AttentionConfig = Field(
         default_factory=attention_config, description="a mapping, or a preset: flt, local, softmax, ..."
@@ -58,6 +67,9 @@ class ModelConfig(BaseModel):
         vectors = self.attention.vector_channels if isinstance(self.attention, LayerKeys) else 0
         if vectors % self.n_heads:
             raise ValueError(f"attention.vector_channels ({vectors}) must be a multiple of n_heads ({self.n_heads})")
+        matrices = self.attention.channels if isinstance(self.attention, MatricesConfig) else 0
+        if matrices % self.n_heads:
+            raise ValueError(f"attention.channels ({matrices}) must be a multiple of n_heads ({self.n_heads})")
         return self
 
     @property

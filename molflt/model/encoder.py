@@ -83,7 +83,7 @@ def _layer_norm_backward(
 
 
 class EncoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x)).
+    """x + attention(norm(x)), then x + feed-forward(norm(x)) unless the mechanism does without.
 
     Autocast reaches the feed-forward block only.
     """
@@ -93,8 +93,9 @@ class EncoderLayer(nn.Module):
         self.dim = dim
         self.attention_norm = nn.LayerNorm(dim)
         self.attention = attention
-        self.ffn_norm = nn.LayerNorm(dim)
-        self.ffn = nn.Sequential(nn.Linear(dim, ffn_dim), nn.GELU(), nn.Linear(ffn_dim, dim))
+        if attention.feed_forward:
+            self.ffn_norm = nn.LayerNorm(dim)
+            self.ffn = nn.Sequential(nn.Linear(dim, ffn_dim), nn.GELU(), nn.Linear(ffn_dim, dim))
         self.dropout = nn.Dropout(dropout)
 
     def prepare(self, geometry: Geometry, context: Context) -> Any:
@@ -114,6 +115,8 @@ class EncoderLayer(nn.Module):
             else:
                 change, vectors = self.attention(normal, geometry, prepared, vectors)
             x = x + self.dropout(change)
+        if not self.attention.feed_forward:
+            return x, vectors
         return x + self.dropout(self.ffn(normalised(self.ffn_norm, x))), vectors
 
 

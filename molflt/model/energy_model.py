@@ -22,6 +22,7 @@ from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.encoder import Encoder, full_precision
 from molflt.model.periodic_table import element_embedding
+from molflt.model.repulsion import Repulsion
 from molflt.model.standardiser import Standardiser
 from molflt.vocabulary import N_TAGS, TAG_ADSORBATE, MethodName
 
@@ -182,7 +183,7 @@ class EnergyModel(nn.Module):
         super().__init__()
         self.config = config
         self.seed = seed
-        self.radial = GaussianDistanceBasis(config.n_rbf, config.cutoff, config.pair_types)
+        self.radial = GaussianDistanceBasis(config.n_rbf, config.cutoff, config.pair_types, config.spacing)
         self.embedding = AtomEmbedding(config.dim, config.n_rbf)
         self.positions, layers = build_attention(
             config.attention,
@@ -204,6 +205,7 @@ class EnergyModel(nn.Module):
             from molflt.model.charges import ChargeHead
 
             self.charge_head = ChargeHead(config.dim, config.charges)
+        self.repulsion = Repulsion() if config.repulsion else None
         self.displacement_head = (
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )
@@ -246,6 +248,8 @@ class EnergyModel(nn.Module):
                 assert batch.charge is not None
                 charges = self.charge_head(x, geometry, statistics.std, batch.charge)
             shares = self.energy_head(x, batch.tags, charges)
+            if self.repulsion is not None:
+                shares = shares + self.repulsion(neighbourhood).to(torch.float64) / statistics.std
             if self.config.read_out == "contact":
                 shares = shares * contact(batch.tags, geometry, neighbourhood)
             atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares

@@ -164,15 +164,21 @@ class OptimiserConfig(BaseModel):
 
 
 class LossConfig(BaseModel):
-    """L1 on the standardised energy, L2 norms of force errors, auxiliary loss of displacements."""
+    """Errors of energies and forces, absolute or squared, and an auxiliary loss of displacements."""
 
     model_config = ConfigDict(extra="forbid")
+
+    errors: Literal["absolute", "squared"] = Field(
+        "absolute",
+        description="of energies and lengths of those of forces, or the squares of both, where large ones count for "
+        "more; see docs/forces.md",
+    )
 
     energy_per: Per = Field("structure", description="whether errors of the energy count per structure or per atom")
     force_weight: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
         0.0,
         description="weight of the force loss; 0 does not look at forces; auto: 100 where all training structures "
-        "have one composition and one cell, 10 where they differ",
+        "have one composition and one cell, 10 where they differ; of squares a tenth of that",
     )
     auxiliary_start: float = Field(15.0, ge=0, description="weight of the displacement loss at the start")
     auxiliary_end: float = Field(1.0, ge=0, description="weight of the displacement loss at the end")
@@ -192,6 +198,11 @@ class LossConfig(BaseModel):
     def forces(self) -> bool:
         """Return True where forces are learnt."""
         return self.force_weight != 0
+
+    @property
+    def squared(self) -> bool:
+        """Return True where squares of errors are the loss."""
+        return self.errors == "squared"
 
 
 class TrainerConfig(BaseModel):

@@ -139,7 +139,7 @@ def train(
             )
         if config.loss.force_weight == "auto":
             say(
-                f"loss.force_weight={data.training_set.force_weight('auto'):g}, for compositions and cells "
+                f"loss.force_weight={data.training_set.force_weight('auto', config.loss.squared):g}, for compositions and cells "
                 f"{'are all the same' if data.training_set.alike else 'differ'}"
             )
         split, mad = next(iter(data.mad.items()))

@@ -75,7 +75,7 @@ class EnergyTask(lightning.LightningModule):
         self.config = config
         self.training_set = training_set
         self.forces = config.loss.forces
-        self.force_weight = training_set.force_weight(config.loss.force_weight)
+        self.force_weight = training_set.force_weight(config.loss.force_weight, config.loss.squared)
         self.model = model
         if self.forces:
             # Narrower ones fit the forces of the training set, and turn round where its bonds end.
@@ -133,7 +133,7 @@ class EnergyTask(lightning.LightningModule):
         torch.manual_seed(hash((self.config.seed, self.global_step, self.global_rank)) % 2**63)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """L1 on the standardised energy, the force loss, and the scheduled displacement loss.
+        """The losses of energies and forces, and the scheduled displacement loss.
 
         Each is a mean over the batches of all ranks. DDP takes the mean of the ranks' losses; so these are sums over
         the rank's own batch, divided by what a rank has on average.
@@ -143,16 +143,18 @@ class EnergyTask(lightning.LightningModule):
         free = ~batch.fixed
         n_structures, n_free = self._mean_counts(batch)
         output, forces = self._evaluate(self.model, batch)
-        absolute = (output.energy - target).abs()
-        logged = {"energy_mae": absolute.detach().sum() / n_structures}
+        wrong = output.energy - target
+        logged = {"energy_mae": wrong.detach().abs().sum() / n_structures}
         if self.config.loss.energy_per == "atom":
             # Relative to the mean size, so that the loss keeps its scale.
-            absolute = absolute * (self.training_set.mean_n_atoms / (batch.ptr[1:] - batch.ptr[:-1]))
-        loss = absolute.sum() / n_structures / self.training_set.statistics.spread
+            wrong = wrong * (self.training_set.mean_n_atoms / (batch.ptr[1:] - batch.ptr[:-1]))
+        loss = self._energy_loss(wrong).sum() / n_structures
         if forces is not None:
             error = torch.where(free[:, None], forces - batch.forces, 0.0)
             logged["force_mae"] = error.detach().abs().sum() / (3 * n_free)
-            loss = loss + self.force_weight * (_norms(error) * free).sum() / n_free / self.training_set.force_std
+            unit = self.training_set.force_std
+            sizes = error.square().sum(dim=-1) / (3 * unit) if self.config.loss.squared else _norms(error) * free
+            loss = loss + self.force_weight * sizes.sum() / n_free / unit
         if output.displacement is not None:
             displacement_loss = self._displacement_sum(output.displacement, batch) / (3 * n_free)
             loss_config = self.config.loss
@@ -306,6 +308,16 @@ class EnergyTask(lightning.LightningModule):
             return model(batch), None
         found = derivatives(model, batch, create_graph=model.training)
         return found.output, found.forces
+
+    def _energy_loss(self, wrong: Tensor) -> Tensor:
+        """Loss of errors of the energy (n_structures,) eV, relative to what there is to learn."""
+        facts = self.training_set
+        if not self.config.loss.squared:
+            return wrong.abs() / facts.statistics.spread
+        if not self.forces:
+            return (wrong / facts.statistics.spread).square()
+        # Forces times 1 Å for each atom: beside forces, a spread of energies that differ little would be too strict.
+        return (wrong / facts.force_std).square() / facts.mean_n_atoms
 
     def _displacement_sum(self, predicted: Tensor, batch: Batch) -> Tensor:
         """Sum of the standardised errors over the components of free atoms."""

@@ -63,10 +63,10 @@ class TrainingSet:
             f"what {' and '.join(open_ones)} contribute to an energy each: predictions of others get a warning"
         ]
 
-    def force_weight(self, asked: Literal["auto"] | float) -> float:
+    def force_weight(self, asked: Literal["auto"] | float, squared: bool = False) -> float:
         """Weight of the force loss; ``auto`` asks if there are energies that forces leave open."""
         if asked == "auto":
-            return 100.0 if self.alike else 10.0
+            return (100.0 if self.alike else 10.0) / (10.0 if squared else 1.0)
         return asked
 
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from molflt.training.optimisation import Muon, _parameter_groups
 
+BEGUN = time.monotonic()
 TESTS = ("train", "val", "test_300K", "test_600K", "test_1200K", "scan")
 
 
@@ -47,12 +48,13 @@ class Set:
 
 def load(folder: Path) -> dict[str, Set]:
     """Read the sets that are there; the last 50 of the training geometries validate."""
-    frames = read_frames(folder / "train.xyz", ":")
+    files = {path.name.partition(".")[0]: path for path in folder.glob("*.xyz*")}
+    frames = read_frames(files["train"], ":")
     train = Set(frames[:450])
     sets = {"train": train, "val": Set(frames[450:], train.mean)}
     for name in TESTS[2:]:
-        if (folder / f"{name}.xyz").exists():
-            sets[name] = Set(read_frames(folder / f"{name}.xyz", ":"), train.mean)
+        if name in files:
+            sets[name] = Set(read_frames(files[name], ":"), train.mean)
     return sets
 
 
@@ -228,6 +230,40 @@ class TensorNet(nn.Module):
         return self.out(invariants(x, self.orders)).flatten(1).sum(1)
 
 
+class Nothing(nn.Module):
+    """Zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+
+class Zeros(nn.Module):
+    """(n, ...) → (n, dim)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(len(x), self.dim)
+
+
+class ExpNormal(nn.Module):
+    """exp(−β (e^{−d} − μ)²), as PhysNet's (arXiv 1902.08408)."""
+
+    pair_types = False
+
+    def __init__(self, n_basis: int, cutoff: float) -> None:
+        super().__init__()
+        self.n_basis, self.cutoff = n_basis, cutoff
+        start = math.exp(-cutoff)
+        self.register_buffer("mu", torch.linspace(start, 1, n_basis))
+        self.beta = (2 / n_basis * (1 - start)) ** -2
+
+    def forward(self, distances: Tensor, receiver_types: Tensor, sender_types: Tensor) -> Tensor:
+        return torch.exp(-self.beta * (torch.exp(-distances)[:, None] - self.mu) ** 2)
+
+
 class Molflt(nn.Module):
     """molflt's model with changes of the preset ``forces``."""
 
@@ -237,13 +273,25 @@ class Molflt(nn.Module):
         from molflt.model.energy_model import EnergyModel
         from molflt.training.config import preset_config
 
+        drop = changes.pop("drop", [])
         values = preset_config("forces").model.model_dump(mode="json", exclude_unset=True)
-        attention = {**values.get("attention", {}), **changes.pop("attention", {})}
+        given = changes.pop("attention", {})
+        attention = given if given.get("mechanism") == "matrices" else {**values.get("attention", {}), **given}
         values = {**values, "auxiliary_head": False, **changes, "attention": attention}
         self.inner = EnergyModel(ModelConfig.model_validate(values), seed)
         for parameter in (self.inner.radial.centres, self.inner.radial.log_widths):
             parameter.requires_grad_(False)
         self.numbers = numbers
+        for layer in self.inner.encoder.layers:
+            if "ffn" in drop:
+                layer.ffn = Nothing()
+            layer.attention.plain = "attention" in drop
+            if "read" in drop:
+                layer.attention.reads = 0.0
+        if "centrality" in drop:
+            self.inner.embedding.centrality = Zeros(self.inner.config.dim)
+        if "gaussians" in drop:
+            self.inner.radial = ExpNormal(self.inner.config.n_rbf, self.inner.config.cutoff)
 
     def batch(self, positions: Tensor) -> Any:
         """Collate with neighbours and layout."""
@@ -286,7 +334,7 @@ def molflt(**changes: Any) -> dict[str, Any]:
 
 
 LOCAL = {"attention": {"mechanism": "local"}}
-MATRICES = {"attention": {"mechanism": "local", "vector_channels": 0, "matrix_channels": 32}}
+MATRICES = {"attention": {"mechanism": "matrices"}, "spacing": "exponential", "n_rbf": 16}
 JOBS: dict[str, dict[str, Any]] = {
     "tensornet": tensornet(),
     "tensornet, Muon": tensornet(optimiser="muon", lr=3e-3, decay=0.1),
@@ -302,8 +350,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "molflt, local": molflt(net=LOCAL),
     "molflt, AdamW": molflt(optimiser="adamw", lr=2e-3),
     "molflt, squares": molflt(loss="squares"),
-    "matrices": molflt(net=MATRICES),
-    "matrices, control": {**molflt(net=MATRICES), **CONTROL},
+    "matrices": molflt(net=MATRICES, loss="squares"),
 }
 """What is trained, and how."""
 
@@ -361,7 +408,7 @@ def main() -> None:
     parser.add_argument("--job", choices=list(JOBS), required=True)
     parser.add_argument("--set", default="{}", help="further changes, JSON")
     parser.add_argument("--seconds", type=float, default=390, help="of the processor")
-    parser.add_argument("--wall", type=float, default=math.inf, help="seconds after which it ends in any case")
+    parser.add_argument("--wall", type=float, default=math.inf, help="seconds from its start after which training ends in any case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--n", type=int, default=450, help="training geometries")
     parser.add_argument("--out", type=Path)
@@ -383,9 +430,9 @@ def main() -> None:
     average = copy.deepcopy(net)
     optimiser = make_optimiser(net, job)
     generator = torch.Generator().manual_seed(options.seed + 1)
-    start, begun, step, order = time.process_time(), time.monotonic(), 0, torch.empty(0, dtype=torch.int64)
+    start, step, order = time.process_time(), 0, torch.empty(0, dtype=torch.int64)
     while True:
-        done = max((time.process_time() - start) / options.seconds, (time.monotonic() - begun) / options.wall)
+        done = max((time.process_time() - start) / options.seconds, (time.monotonic() - BEGUN) / options.wall)
         if done >= 1:
             break
         if len(order) < job["batch"]:

@@ -1,0 +1,128 @@
+"""Matrices that atoms carry: against the layer written out with 3×3 matrices, atom by atom."""
+
+import pytest
+import torch
+from ase.neighborlist import neighbor_list
+
+from molflt.attention.matrices import bounded
+from molflt.attention.moments import typical_neighbours
+from molflt.attention.smooth import envelope
+from molflt.model.derivatives import derivatives
+from tests.attention.layers import (
+    CUTOFF,
+    DIM,
+    HEADS,
+    Layer,
+    check_ways_agree,
+    images,
+)
+from tests.attention.structures import STRUCTURES
+from tests.model.models import batch_for, change_when_moved, make_model
+
+CHANNELS = 6
+KEYS = {"mechanism": "matrices", "channels": CHANNELS}
+FAR = {**KEYS, "far": True, "frequencies": "exact"}
+EYE = torch.eye(3, dtype=torch.float64)
+
+
+def parts(matrix):
+    """Trace, antisymmetric and traceless symmetric part of (..., 3, 3)."""
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None] * EYE / 3
+    symmetric = (matrix + matrix.transpose(-1, -2)) / 2
+    return trace, matrix - symmetric, symmetric - trace
+
+
+def mixed(per_part, matrix):
+    """Mix the channels of (n, c, 3, 3)."""
+    pairs = zip((per_part.trace, per_part.vector, per_part.tensor), parts(matrix), strict=True)
+    return sum(torch.einsum("oc,ncxy->noxy", weight, part) for weight, part in pairs)
+
+
+def assembled(layer, components):
+    """(n, 9, c) → (n, c, 3, 3)."""
+    basis = (layer.basis * layer.squares[1].rsqrt()[:, None]).view(9, 3, 3)
+    torch.testing.assert_close(torch.einsum("kxy,lxy->kl", basis, basis), torch.eye(9, dtype=torch.float64))
+    return torch.einsum("nkc,kxy->ncxy", components, basis)
+
+
+def over(matrix):
+    return matrix / (1 + matrix.square().sum((-1, -2), keepdim=True))
+
+
+def cross(vector):
+    """The antisymmetric matrix whose component is the vector, of the same length."""
+    x, y, z = vector / 2**0.5
+    return torch.stack([torch.stack(row) for row in ((0 * x, -z, y), (z, 0 * x, -x), (-y, x, 0 * x))])
+
+
+@pytest.mark.parametrize("keys", [KEYS, FAR], ids=str)
+@pytest.mark.parametrize("name", ["linear", "wire", "tiny_cell"])
+def test_the_layer_is_its_formula(name, keys):
+    made, atoms = Layer(**keys), STRUCTURES[name]()
+    layer, n, z = made.layer, len(atoms), torch.as_tensor(atoms.numbers)
+    geometry = made.geometry([atoms])
+    state = torch.randn(n, DIM + 9 * CHANNELS, dtype=torch.float64)
+    found = made.apply(state, geometry)
+
+    x = state[:, :DIM]
+    given = assembled(layer, state[:, DIM:].view(n, 9, CHANNELS))
+    source = torch.zeros_like(given)
+    near = torch.zeros(n, n, HEADS, dtype=torch.float64)
+    for i, j, vector in zip(*neighbor_list("ijD", atoms, CUTOFF), strict=True):
+        delta = -torch.as_tensor(vector)
+        distance = delta.norm()[None]
+        phi = made.radial(distance, z[i][None], z[j][None])
+        weight = (envelope(distance, CUTOFF) / typical_neighbours(CUTOFF) ** 0.5)[0]
+        unit = delta / (1 + distance**2).sqrt()
+        directed = EYE / 3**0.5, cross(unit), parts(torch.outer(unit, unit))[2]
+        filtered = layer.source_filters(phi)[0] * weight * layer.source_value(x)[j]
+        source[i] += filtered[:, None, None] * sum(directed)
+        hidden = layer.radial(phi) + layer.receiver(z[i]) + layer.sender(z[j])
+        near[i, j] += layer.near(torch.nn.functional.silu(hidden))[0] * weight
+    matrices = given + mixed(layer.source, source)
+    values = mixed(layer.value, over(matrices))
+    messages = mixed(layer.gathered, torch.einsum("ijh,jcxy->ihcxy", near, values).flatten(1, 2))
+    if made.shared.rpe is not None:
+        shifts = torch.tensor(images(atoms, 20.0))
+        centred = torch.as_tensor(atoms.positions)
+        for i in range(n):
+            for j in range(n):
+                squared = (centred[i] - centred[j] + shifts).square().sum(-1)
+                far = made.shared.rpe().on_pairs(squared).sum(1) @ layer.rpe_weights
+                # Of two channels of a head the far field carries the first.
+                carried = (torch.arange(CHANNELS) % 2 == 0) * far.repeat_interleave(2)
+                messages[i] += carried[:, None, None] * values[j]
+    change = mixed(layer.product, over(messages @ values + values @ messages))
+    matrices = matrices + change + change @ change
+    turned = assembled(layer, found[:, DIM:].view(n, 9, CHANNELS))
+    torch.testing.assert_close(turned, matrices - given, rtol=1e-9, atol=1e-10)
+    squares = torch.cat([part.square().sum((-1, -2)) for part in parts(matrices)], dim=1)
+    torch.testing.assert_close(found[:, :DIM], layer.output(squares), rtol=1e-9, atol=1e-10)
+
+
+def test_ways_agree():
+    check_ways_agree(["slab", "triclinic", "molecule", "atom"], ("pairs", "waves"), **KEYS, far=True)
+
+
+def test_matrices_are_bounded():
+    large = 1e3 * torch.randn(5, 9, 4)
+    assert bounded(large).square().sum(1).max() < 1
+    assert bounded(1e-3 * large[:1]).square().sum() > 0
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_energies_are_invariant_and_forces_their_derivative(far):
+    model = make_model({"mechanism": "matrices", "channels": 8, "far": far})
+    assert change_when_moved(model) < 1e-6
+    atoms = STRUCTURES["molecule"]()
+    forces = derivatives(model, batch_for(model, [atoms])).forces
+    step = torch.randn(forces.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    sides = []
+    for sign in (1, -1):
+        moved = atoms.copy()
+        moved.positions += sign * 1e-4 * step.numpy()
+        with torch.no_grad():
+            sides.append(model(batch_for(model, [moved])).energy[0])
+    torch.testing.assert_close((sides[1] - sides[0]) / 2e-4, (forces * step).sum(), rtol=1e-5, atol=1e-7)
+
+
