@@ -20,10 +20,14 @@ that are hotter than those of training they are what fails (docs/tuning_log.md).
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.jit import is_scripting  # type: ignore[attr-defined]
 from torch.nn import functional
 
 from molflt.attention.build import FAR_SHARE, Built, Sizes, build_rpe
@@ -38,14 +42,12 @@ from molflt.attention.sparse import of_columns
 from molflt.attention.vectors import COMPONENTS
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-PARTS = (1, 3, 5)
-"""Components of the trace, the vector and the traceless symmetric part."""
 HIDDEN = 32
 """Width of the hidden layer of a_h."""
 
 
 class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
-    """One layer.
+    """One layer. Inside, components come first, (9, n_atoms, C), so that sums over them are plain products.
 
     Args:
         dim: width of the scalars.
@@ -53,11 +55,6 @@ class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
         n_rbf: size of the radial basis.
         n_weights: basis functions of f̂; 0 for no far field.
         n_channels: C, matrices of an atom.
-
-    Attributes:
-        lift: (9, 10), from moments to components, but for a factor of each.
-        basis: (9, 9), the elements of a matrix for each component, row after row, but for a factor.
-        squares: (2, 9), squares of these factors. All are whole numbers, exact in any precision.
     """
 
     feed_forward = False
@@ -74,14 +71,10 @@ class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
         self.near = nn.Linear(HIDDEN, n_heads)
         self.gathered = PerPart(n_heads * n_channels, n_channels)
         self.product = PerPart(n_channels, n_channels)
-        self.output = nn.Linear(len(PARTS) * n_channels, dim)
+        self.output = nn.Linear(3 * n_channels, dim)
         self.rpe_weights = nn.Parameter(RPE_WEIGHT_STD * torch.randn(n_weights, n_heads))
         self.far_channels = math.ceil(n_channels / n_heads / FAR_SHARE)
-        self.lift: Tensor
-        self.basis: Tensor
-        self.squares: Tensor
-        for name, matrix in zip(("lift", "basis", "squares"), _constants(), strict=True):
-            self.register_buffer(name, matrix, persistent=False)
+        self.algebra = Algebra()
 
     def prepare(self, geometry: Geometry, context: FourierContext) -> FourierContext:
         """See :class:`AttentionLayer`."""
@@ -94,43 +87,34 @@ class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
         moments = prepared.moments
         assert moments is not None and matrices is not None
         around = moments.sums(self.source_filters, self.source_value(x))
-        matrices = matrices + self.source(times(self.lift * self.squares[0].rsqrt()[:, None], around))
+        matrices = matrices.transpose(0, 1) + self.source(self.algebra.lifted(around))
         values = self.value(bounded(matrices))
-        messages = moments.sum(self._messages, values)
+        sent = values.transpose(0, 1).flatten(1)
+        messages = moments.sum(self._messages, sent).unflatten(2, [COMPONENTS, -1]).permute(2, 0, 1, 3)
+        messages = self.gathered(messages)
         if prepared.fields:
-            messages = messages + self._from_afar(values, geometry, prepared)
-        matrices = self._updated(matrices, values, messages)
-        squares = [part.square().sum(dim=1) for part in matrices.split(PARTS, dim=1)]
-        return self.output(torch.cat(squares, dim=1)), matrices
+            messages = messages + self._from_afar(sent, geometry, prepared)
+        change = self.product(bounded(self.algebra(messages, values)))
+        matrices = matrices + change + 0.5 * self.algebra(change, change)
+        return self.output(self.algebra.squares_of(matrices)), matrices.transpose(0, 1)
 
-    def _messages(self, slots: NeighbourSlots, values: Tensor) -> Tensor:
-        """Σ_h W_h Σ_j a_h Y_j of some atoms: (n_atoms, 9, C) → (n, 9, C)."""
-        n, width, _ = slots.radial.shape
+    def _messages(self, slots: NeighbourSlots, sent: Tensor) -> Tensor:
+        """Σ_j a_h Y_j of some atoms: (n_atoms, 9 C) → (n, n_heads, 9 C)."""
         receivers, senders = (number.to(torch.int64) for number in slots.numbers)
         hidden = functional.silu(self.radial(slots.radial) + self.receiver(receivers) + self.sender(senders))
         near = self.near(hidden) * slots.weight
-        given = of_columns(slots.pattern, values.flatten(1)).view(n, width, -1)
-        found = (near.transpose(1, 2) @ given).unflatten(2, [COMPONENTS, -1])
-        return self.gathered(found.transpose(1, 2).flatten(2))
+        return near.transpose(1, 2) @ of_columns(slots.pattern, sent).view(*near.shape[:2], -1)
 
-    def _from_afar(self, values: Tensor, geometry: Geometry, context: FourierContext) -> Tensor:
-        """Σ_all f̂_h Y_j of the first channels of every head: (n_atoms, 9, C) → the same, zero in the others."""
+    def _from_afar(self, sent: Tensor, geometry: Geometry, context: FourierContext) -> Tensor:
+        """Σ_all f̂_h Y_j of the first channels of every head: (n_atoms, 9 C) → (9, n_atoms, C), zero in the others."""
         layout = geometry.layout.far
         assert layout is not None
-        heads = values.unflatten(2, [self.n_heads, -1])
-        sent = heads[..., : self.far_channels].permute(0, 2, 1, 3).flatten(2)
-        fields = zip(context.fields, layout.pad(sent), strict=True)
+        heads = sent.unflatten(1, [COMPONENTS, self.n_heads, -1])
+        carried = heads[..., : self.far_channels].transpose(1, 2).flatten(2)
+        fields = zip(context.fields, layout.pad(carried), strict=True)
         found = layout.pack([far(self.rpe_weights, v) for far, v in fields]).unflatten(2, [COMPONENTS, -1])
         rest = heads.shape[3] - self.far_channels
-        return functional.pad(found.permute(0, 2, 1, 3), [0, rest]).flatten(2)
-
-    def _updated(self, matrices: Tensor, values: Tensor, messages: Tensor) -> Tensor:
-        basis = self.basis * self.squares[1].rsqrt()[:, None]
-        one, other = (times(basis.t(), t).unflatten(1, [3, 3]) for t in (messages, values))
-        product = times(basis, (multiplied(one, other) + multiplied(other, one)).flatten(1, 2))
-        change = self.product(bounded(product))
-        turned = times(basis.t(), change).unflatten(1, [3, 3])
-        return matrices + change + times(basis, multiplied(turned, turned).flatten(1, 2))
+        return functional.pad(found.permute(2, 0, 1, 3), [0, rest]).flatten(2)
 
 
 class PerPart(nn.Module):
@@ -139,32 +123,103 @@ class PerPart(nn.Module):
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
         self.trace, self.vector, self.tensor = (
-            nn.Parameter(torch.randn(n_out, n_in) * (3 * n_in) ** -0.5) for _ in PARTS
+            nn.Parameter(torch.randn(n_in, n_out) * (3 * n_in) ** -0.5) for _ in range(3)
         )
 
     def forward(self, matrices: Tensor) -> Tensor:
-        """(n, 9, n_in) → (n, 9, n_out)."""
-        trace, vector, tensor = matrices[:, :1], matrices[:, 1:4], matrices[:, 4:]
-        return torch.cat([trace @ self.trace.t(), vector @ self.vector.t(), tensor @ self.tensor.t()], dim=1)
+        """(9, n, ...) of n_in channels in all → (9, n, n_out)."""
+        weights = torch.stack([self.trace] + [self.vector] * 3 + [self.tensor] * 5)
+        return torch.bmm(matrices.flatten(2), weights)
+
+
+class Algebra(nn.Module):
+    """Products of matrices in components: one of the trace, three of the vector, five of the rest.
+
+    Attributes:
+        lift: (9, 10), from moments to components, but for a factor of each.
+        left, right: (45, 9), the factors of all products of elements, from components but for a factor.
+        sums: (9, 45), from these to the components of N Y + Y N, but for a factor.
+        parts: (3, 9), which components are of one part.
+        squares: (2, 9), squares of the inverse factors. All are whole numbers, exact in any precision.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift: Tensor
+        self.left: Tensor
+        self.right: Tensor
+        self.sums: Tensor
+        self.parts: Tensor
+        self.squares: Tensor
+        for name, matrix in _constants().items():
+            self.register_buffer(name, matrix, persistent=False)
+
+    def lifted(self, moments: Tensor) -> Tensor:
+        """(n, 10, c), see :class:`LocalMoments` → (9, n, c)."""
+        lift = self.lift * self.squares[0].rsqrt()[:, None]
+        return (lift @ moments.transpose(0, 1).flatten(1)).view(-1, moments.shape[0], moments.shape[2])
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        """N Y + Y N, channel by channel; (9, n, c) each."""
+        factor = self.squares[1].rsqrt()
+        products = ((self.left * factor) @ one.flatten(1)) * ((self.right * factor) @ other.flatten(1))
+        return ((self.sums * factor[:, None]) @ products).view(one.shape)
+
+    def squares_of(self, matrices: Tensor) -> Tensor:
+        """|X|²_l of every part: (9, n, c) → (n, 3 c)."""
+        found = (self.parts @ matrices.square().flatten(1)).view(-1, matrices.shape[1], matrices.shape[2])
+        return found.transpose(0, 1).flatten(1)
 
 
 def bounded(matrices: Tensor) -> Tensor:
-    """X/(1 + |X|²) of each channel, (n, 9, C) → the same."""
-    return matrices / (1 + matrices.square().sum(dim=1, keepdim=True))
+    """X/(1 + |X|²) of each channel, (9, n, c) → the same, twice differentiable."""
+    if is_scripting():
+        return matrices / (1 + matrices.square().sum(dim=0))
+    found: Tensor = _Bounded.apply(matrices)
+    return found
 
 
-def multiplied(one: Tensor, other: Tensor) -> Tensor:
-    """Products of matrices, channel by channel, (n, 3, 3, C) each."""
-    return (one[:, :, :, None] * other[:, None]).sum(dim=2)
+class _Bounded(torch.autograd.Function):
+    """Y = r X with r = 1/(1 + |X|²)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        factor = 1 / (1 + x.square().sum(dim=0))
+        found = x * factor
+        ctx.save_for_backward(x, found, factor)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        slope: Tensor = _SlopeBounded.apply(gradients[0], *ctx.saved_tensors)
+        return slope
 
 
-def times(matrix: Tensor, tensors: Tensor) -> Tensor:
-    """(a, b) times (n, b, c) → (n, a, c)."""
-    return torch.bmm(matrix.expand(len(tensors), -1, -1), tensors)
+class _SlopeBounded(torch.autograd.Function):
+    """J g = r g − 2 Y (Y·g)."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, x: Tensor, found: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient, found, factor)
+        return _slope(gradient, found, factor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *to_slopes: Tensor) -> tuple[Tensor | None, ...]:
+        (along,) = to_slopes
+        gradient, found, factor = ctx.saved_tensors
+        share, own = (found * gradient).sum(dim=0), (found * along).sum(dim=0)
+        turned = _slope(torch.addcmul(along * share, gradient, own), found, factor)
+        to_x = torch.addcmul(turned, found, factor * (along * gradient).sum(dim=0))
+        return torch.addcmul(along * factor, found, own, value=-2), to_x * -2, None, None
 
 
-def _constants() -> tuple[Tensor, Tensor, Tensor]:
-    """``lift``, ``basis`` and ``squares`` of :class:`MatrixAttention`."""
+def _slope(gradient: Tensor, found: Tensor, factor: Tensor) -> Tensor:
+    return torch.addcmul(gradient * factor, found, (found * gradient).sum(dim=0), value=-2)
+
+
+def _constants() -> dict[str, Tensor]:
+    """The constants of :class:`Algebra`."""
     lift, basis = torch.zeros(COMPONENTS, 10), torch.zeros(COMPONENTS, 3, 3)
     lift[0, 0], basis[0] = 1.0, torch.eye(3)
     for i in range(3):
@@ -175,8 +230,21 @@ def _constants() -> tuple[Tensor, Tensor, Tensor]:
     for row, diagonal in ((7, [1.0, -1.0, 0.0]), (8, [1.0, 1.0, -2.0])):
         lift[row, 4:7] = torch.tensor(diagonal)
         basis[row] = torch.diag(torch.tensor(diagonal))
-    squares = torch.stack([lift.square().sum(dim=1), basis.square().sum(dim=(1, 2))])
-    return lift, basis.flatten(1), squares
+    # The element ij of N Y + Y N is Σ_k N_ik Y_kj + N_kj Y_ik.
+    terms: dict[tuple[int, int, int, int], Tensor] = {}
+    for i, j, k in itertools.product(range(3), repeat=3):
+        for term in ((i, k, k, j), (k, j, i, k)):
+            terms.setdefault(term, torch.zeros(3, 3))[i, j] += 1
+    left = torch.stack([basis[:, a, b] for a, b, _, _ in terms])
+    right = torch.stack([basis[:, c, d] for _, _, c, d in terms])
+    return {
+        "lift": lift,
+        "left": left,
+        "right": right,
+        "sums": basis.flatten(1) @ torch.stack(list(terms.values())).flatten(1).t(),
+        "parts": torch.eye(3)[[0] + [1] * 3 + [2] * 5].t().contiguous(),
+        "squares": torch.stack([lift.square().sum(dim=1), basis.square().sum(dim=(1, 2))]),
+    }
 
 
 def build_matrices(config: MatricesConfig, sizes: Sizes) -> Built:
