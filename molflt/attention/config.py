@@ -222,20 +222,11 @@ class LocalConfig(LayerKeys):
     mechanism: Literal["local"] = Field("local", description="local RPE and moments, no far field")
 
 
-IF_FAR: Condition = ("far=true", lambda c: c.far)
-
-
 class MatricesConfig(MethodKeys):
-    """Matrices of every atom and their products, for forces; with a far field where it is wanted."""
-
-    only_with: ClassVar[dict[str, Condition]] = {
-        **dict.fromkeys(("n_basis", "sigma_min", "sigma_max", "isolated_atoms", "spectrum", "frequencies"), IF_FAR),
-        "tolerance": ("far=true and a method other than exact", lambda c: c.far and c.frequencies != "exact"),
-    }
+    """Matrices of every atom and their products, with messages from neighbours and by the Fourier RPE."""
 
     mechanism: Literal["matrices"] = Field("matrices", description="3×3 matrices and their products, for forces")
     channels: int = Field(32, ge=1, le=4096, description="C, matrices of every atom; a multiple of n_heads")
-    far: bool = Field(False, description="messages by the Fourier RPE over all atoms, too")
 
 
 class KernelisedConfig(KernelKeys):

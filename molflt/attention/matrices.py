@@ -85,7 +85,8 @@ class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
     ) -> tuple[Tensor, Tensor]:
         """See :class:`AttentionLayer`."""
         moments = prepared.moments
-        assert moments is not None and matrices is not None
+        assert moments is not None
+        assert matrices is not None
         around = moments.sums(self.source_filters, self.source_value(x))
         matrices = matrices.transpose(0, 1) + self.source(self.algebra.lifted(around))
         values = self.value(bounded(matrices))
@@ -101,8 +102,9 @@ class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
     def _messages(self, slots: NeighbourSlots, sent: Tensor) -> Tensor:
         """Σ_j a_h Y_j of some atoms: (n_atoms, 9 C) → (n, n_heads, 9 C)."""
         receivers, senders = (number.to(torch.int64) for number in slots.numbers)
-        hidden = functional.silu(self.radial(slots.radial) + self.receiver(receivers) + self.sender(senders))
-        near = self.near(hidden) * slots.weight
+        basis, weight = slots.radial.split([self.radial.in_features, 1], dim=2)
+        hidden = functional.silu(self.radial(basis) + self.receiver(receivers) + self.sender(senders))
+        near = self.near(hidden) * weight
         return near.transpose(1, 2) @ of_columns(slots.pattern, sent).view(*near.shape[:2], -1)
 
     def _from_afar(self, sent: Tensor, geometry: Geometry, context: FourierContext) -> Tensor:
@@ -248,10 +250,9 @@ def _constants() -> dict[str, Tensor]:
 
 
 def build_matrices(config: MatricesConfig, sizes: Sizes) -> Built:
-    """Build matrices, with or without a far field."""
-    rpe = build_rpe(config, config.spectrum, sizes.seed) if config.far else None
-    method = ExactMethod(config.frequencies, config.tolerance) if config.far else None
-    positions = FourierPositions(rpe, method, moments=True)
+    """Build matrices and their far field."""
+    rpe = build_rpe(config, config.spectrum, sizes.seed)
+    positions = FourierPositions(rpe, ExactMethod(config.frequencies, config.tolerance), moments=True)
     return positions, [
         MatrixAttention(sizes.dim, sizes.n_heads, sizes.n_rbf, positions.n_weights, config.channels)
         for _ in range(sizes.n_layers)

@@ -33,22 +33,31 @@ class NeighbourSlots:
 
     Attributes:
         pattern: the neighbour in each place.
-        radial: (n, width, n_rbf) φ; 0 where there is none.
-        weight: (n, width, 1) env over the root of the typical number of neighbours; 0 where there is none.
+        basis: (n, width, n_rbf) φ·env over the root of the typical number of neighbours; 0 where there is none.
         powers: (n, 10, width) 1, û, û ⊗ û.
-        numbers: (n, 1), (n, width) atomic numbers of the atoms and in the places, uint8.
+        neighbourhood, atoms, entries: of which they are.
     """
 
     pattern: SparsePattern
-    radial: Tensor
-    weight: Tensor
+    basis: Tensor
     powers: Tensor
-    numbers: tuple[Tensor, Tensor]
+    neighbourhood: Neighbourhood
+    atoms: slice
+    entries: slice
 
     @Kept
-    def basis(self) -> Tensor:
-        """(n, width, n_rbf) φ times weight."""
-        return self.radial * self.weight
+    def radial(self) -> Tensor:
+        """(n, width, n_rbf) φ, and in the last column env over the root of the typical number of neighbours."""
+        basis, weight = self.neighbourhood.basis_of(self.entries), _weights(self.neighbourhood, self.entries)
+        n, width, _ = self.basis.shape
+        slots = self.neighbourhood.entries.slot[self.entries] - self.atoms.start * width
+        return place_rows(torch.cat([basis, weight[:, None]], dim=1), slots, n * width).view(n, width, -1)
+
+    @property
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """(n, 1), (n, width) atomic numbers of the atoms and in the places."""
+        numbers = self.neighbourhood.numbers
+        return numbers[self.atoms, None], numbers[self.pattern.columns].view(self.basis.shape[:2])
 
     def moments(self, filters: nn.Linear, values: Tensor) -> Tensor:
         """Values of all atoms (n_atoms, n_channels) → (n, 10, n_channels)."""
@@ -67,7 +76,7 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
     around, width = neighbourhood.entries, neighbourhood.entries.width
     n, slots = atoms.stop - atoms.start, around.slot[entries] - atoms.start * width
     unit = shortened(neighbourhood.displacements[entries], 1.0)
-    weight = neighbourhood.others[entries] / math.sqrt(typical_neighbours(neighbourhood.radial.cutoff))
+    basis = neighbourhood.basis_of(entries) * _weights(neighbourhood, entries)[:, None]
     unit = place_rows(unit, slots, n * width)
     powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
     starts = torch.arange(0, n * width + 1, max(width, 1), device=slots.device)
@@ -75,11 +84,16 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
     reverse = around.reverse_of_slot if len(senders) == len(around.sender_of_slot) else None
     return NeighbourSlots(
         SparsePattern(starts, senders, len(around.row_starts) - 1, reverse),
-        place_rows(neighbourhood.basis_of(entries), slots, n * width).view(n, width, -1),
-        place_rows(weight[:, None], slots, n * width).view(n, width, 1),
+        place_rows(basis, slots, n * width).view(n, width, -1),
         powers.view(n, width, -1).transpose(1, 2).contiguous(),
-        (neighbourhood.numbers[atoms, None], neighbourhood.numbers[senders].view(n, width)),
+        neighbourhood,
+        atoms,
+        entries,
     )
+
+
+def _weights(neighbourhood: Neighbourhood, entries: slice) -> Tensor:
+    return neighbourhood.others[entries] / math.sqrt(typical_neighbours(neighbourhood.radial.cutoff))
 
 
 def typical_neighbours(cutoff: float) -> float:

@@ -36,9 +36,7 @@ class GaussianDistanceBasis(nn.Module):
         spacing: of the Gaussians.
     """
 
-    def __init__(
-        self, n_basis: int, cutoff: float, pair_types: bool = False, spacing: Spacing = "even"
-    ) -> None:
+    def __init__(self, n_basis: int, cutoff: float, pair_types: bool = False, spacing: Spacing = "even") -> None:
         super().__init__()
         self.n_basis, self.cutoff, self.spacing = n_basis, cutoff, spacing
         self.pair_types = pair_types

@@ -35,7 +35,9 @@ from molflt.vocabulary import MAX_ATOMIC_NUMBER, TAG_ADSORBATE
 def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
     """Raise InputError for a model whose far field or feature map is not implemented here."""
     config, kernels = model.config.attention, [m for m in model.modules() if isinstance(m, RandomFeatureKernel)]
-    own = isinstance(config, FourierConfig | LocalConfig | MatricesConfig) and all(kernel.component is positive for kernel in kernels)
+    own = isinstance(config, FourierConfig | LocalConfig | MatricesConfig) and all(
+        kernel.component is positive for kernel in kernels
+    )
     if not own:
         raise InputError(
             f"attention of mechanism '{config.mechanism}' cannot be exported; 'fourier', 'local' and 'matrices' can, "
@@ -128,7 +130,9 @@ class _Layer(nn.Module):
         if self.kernelised:
             c_q, c_k = self.features(q), self.features(k)
             carried = (c_k[:, :, :, None] * v[:, :, None, :]).flatten(2)
-            found = convolved(self.rpe_weights, carried, pairs, waves, spectra).view(v.shape[0], v.shape[1], -1, v.shape[2])
+            found = convolved(self.rpe_weights, carried, pairs, waves, spectra).view(
+                v.shape[0], v.shape[1], -1, v.shape[2]
+            )
             return (c_q[:, :, :, None] * found).sum(dim=2)
         return convolved(self.rpe_weights, v, pairs, waves, spectra)
 
@@ -215,7 +219,9 @@ class ScriptedEnergy(nn.Module):
             self.far = FarField(positions, config.attention.tolerance)
         layers = [layer for layer in model.encoder.layers if isinstance(layer, EncoderLayer)]
         self.layers = nn.ModuleList(
-            MatrixLayer(layer, self.root_neighbours) if isinstance(layer.attention, MatrixAttention) else _Layer(layer)
+            MatrixLayer(layer, self.root_neighbours)
+            if isinstance(layer.attention, MatrixAttention)
+            else _Layer(layer)
             for layer in layers
         )
         self.components, self.vector_channels = COMPONENTS, model.encoder.vector_channels
@@ -272,7 +278,9 @@ class ScriptedEnergy(nn.Module):
         tensors = x.new_zeros((n, self.components, self.vector_channels))
         for _ in range(self.n_recycles):
             for layer in self.layers:
-                x, tensors = layer(x, tensors, i, j, z, basis, fade, self_basis, weighted, powers, pairs, waves, spectra)
+                x, tensors = layer(
+                    x, tensors, i, j, z, basis, fade, self_basis, weighted, powers, pairs, waves, spectra
+                )
         own = (self.mlp(self.norm(x)).squeeze(-1) * self.factor[tags]).to(torch.float64)
         if self.repulsive:
             halves = half_of_pairs(distances, z[i], z[j], self.radii).to(torch.float64)

@@ -18,6 +18,7 @@ from molflt.attention.near import Neighbourhood
 from molflt.attention.sparse import sum_of_entries
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
+
 class Repulsion(nn.Module):
     """The formula above, without parameters.
 

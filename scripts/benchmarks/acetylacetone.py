@@ -34,13 +34,15 @@ from scripts.benchmarks.accuracy_data import shared
 from scripts.benchmarks.accuracy_rows import ProcessorTime
 from scripts.benchmarks.clusters import mean_squares
 
+EVEN = {"n_rbf": 11, "spacing": "even", "ffn_dim": 128}
 ROWS: dict[str, dict[str, Any]] = {
     "recipe": {},
-    "no vectors": {"vector_channels": 0},
-    "no far field": {"mechanism": "local"},
-    "neither": {"mechanism": "local", "vector_channels": 0},
+    "vectors": {"attention": {"vector_channels": 16}, **EVEN},
+    "no vectors": {"attention": {}, **EVEN},
+    "no far field": {"attention": {"mechanism": "local", "vector_channels": 16}, **EVEN},
+    "neither": {"attention": {"mechanism": "local"}, **EVEN},
 }
-"""What each changes of the recipe's attention."""
+"""What each changes of the recipe's model; those with Gaussians spaced evenly have absolute errors as their loss."""
 TESTS = ("300 K", "hottest")
 """What is judged; the first is the publishers' test."""
 N_HOTTEST = 100
@@ -71,8 +73,9 @@ def write_parts(folder: Path, test: str) -> dict[str, Path]:
 def run_config(row: str, seed: int, epochs: int, parts: dict[str, Path]) -> TrainConfig:
     """The recipe, changed as the row says."""
     values = preset_config("forces").model_dump(mode="json", exclude_unset=True)
-    attention = {**values["model"].get("attention", {}), **ROWS[row]}
-    values["model"] = {**values["model"], "attention": attention}
+    values["model"] = {**values["model"], **ROWS[row]}
+    if "spacing" in ROWS[row]:
+        values["loss"] = {**values["loss"], "errors": "absolute"}
     values["data"] = {**values["data"], "train": str(parts["train"]), "val": {"val": str(parts["val"])}}
     values["trainer"] = {**values["trainer"], "max_epochs": epochs, "val_every": max(1, epochs // 20)}
     return TrainConfig.model_validate({**values, "seed": seed})

@@ -25,7 +25,8 @@ import torch
 from ase.io import read as read_frames
 from torch import Tensor, nn
 
-from molflt.training.optimisation import Muon, _parameter_groups
+from molflt.training.config import OptimiserConfig
+from molflt.training.optimisation import make_optimiser
 
 BEGUN = time.monotonic()
 TESTS = ("train", "val", "test_300K", "test_600K", "test_1200K", "scan")
@@ -230,68 +231,24 @@ class TensorNet(nn.Module):
         return self.out(invariants(x, self.orders)).flatten(1).sum(1)
 
 
-class Nothing(nn.Module):
-    """Zero."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.zeros_like(x)
-
-
-class Zeros(nn.Module):
-    """(n, ...) → (n, dim)."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.new_zeros(len(x), self.dim)
-
-
-class ExpNormal(nn.Module):
-    """exp(−β (e^{−d} − μ)²), as PhysNet's (arXiv 1902.08408)."""
-
-    pair_types = False
-
-    def __init__(self, n_basis: int, cutoff: float) -> None:
-        super().__init__()
-        self.n_basis, self.cutoff = n_basis, cutoff
-        start = math.exp(-cutoff)
-        self.register_buffer("mu", torch.linspace(start, 1, n_basis))
-        self.beta = (2 / n_basis * (1 - start)) ** -2
-
-    def forward(self, distances: Tensor, receiver_types: Tensor, sender_types: Tensor) -> Tensor:
-        return torch.exp(-self.beta * (torch.exp(-distances)[:, None] - self.mu) ** 2)
-
-
 class Molflt(nn.Module):
-    """molflt's model with changes of the preset ``forces``."""
+    """molflt's model in the sizes of the preset ``forces``."""
 
     def __init__(self, numbers: Tensor, seed: int, **changes: Any) -> None:
         super().__init__()
+        from molflt.attention.context import FourierPositions
         from molflt.model.config import ModelConfig
         from molflt.model.energy_model import EnergyModel
-        from molflt.training.config import preset_config
 
-        drop = changes.pop("drop", [])
-        values = preset_config("forces").model.model_dump(mode="json", exclude_unset=True)
-        given = changes.pop("attention", {})
-        attention = given if given.get("mechanism") == "matrices" else {**values.get("attention", {}), **given}
-        values = {**values, "auxiliary_head": False, **changes, "attention": attention}
+        near_only = changes.pop("near_only", False)
+        values = {"dim": 64, "n_layers": 2, "ffn_dim": 128, "cutoff": 4.0}
+        values = {**values, "auxiliary_head": False, **changes}
         self.inner = EnergyModel(ModelConfig.model_validate(values), seed)
+        if near_only:
+            self.inner.positions = FourierPositions(None, None, moments=True)
         for parameter in (self.inner.radial.centres, self.inner.radial.log_widths):
             parameter.requires_grad_(False)
         self.numbers = numbers
-        for layer in self.inner.encoder.layers:
-            if "ffn" in drop:
-                layer.ffn = Nothing()
-            layer.attention.plain = "attention" in drop
-            if "read" in drop:
-                layer.attention.reads = 0.0
-        if "centrality" in drop:
-            self.inner.embedding.centrality = Zeros(self.inner.config.dim)
-        if "gaussians" in drop:
-            self.inner.radial = ExpNormal(self.inner.config.n_rbf, self.inner.config.cutoff)
 
     def batch(self, positions: Tensor) -> Any:
         """Collate with neighbours and layout."""
@@ -319,7 +276,7 @@ class Molflt(nn.Module):
 
 CONTROL = {"optimiser": "adam", "lr": 1e-3, "decay": 0.0, "loss": "squares", "batch": 5, "ema": 0.99, "clip": 10.0}
 """Training of the control."""
-RECIPE = {"optimiser": "muon", "lr": 5e-3, "decay": 0.1, "loss": "lengths", "batch": 6, "ema": 0.999, "clip": 2000.0}
+RECIPE = {"optimiser": "muon", "lr": 5e-3, "decay": 0.01, "loss": "squares", "batch": 6, "ema": 0.999, "clip": 2000.0}
 """Training of the preset ``forces``."""
 
 
@@ -333,34 +290,36 @@ def molflt(**changes: Any) -> dict[str, Any]:
     return {"kind": "molflt", "net": changes.pop("net", {}), **RECIPE, **changes}
 
 
-LOCAL = {"attention": {"mechanism": "local"}}
-MATRICES = {"attention": {"mechanism": "matrices"}, "spacing": "exponential", "n_rbf": 16}
+VECTORS = {"attention": {"vector_channels": 16}, "n_rbf": 11}
+EXPONENTIAL = {"spacing": "exponential", "n_rbf": 16}
+MATRICES = {"attention": {"mechanism": "matrices"}, **EXPONENTIAL}
+MUON = {"optimiser": "muon", "lr": 3e-3, "decay": 0.01}
+LENGTHS = {"loss": "lengths", "clip": 2000.0}
 JOBS: dict[str, dict[str, Any]] = {
     "tensornet": tensornet(),
-    "tensornet, Muon": tensornet(optimiser="muon", lr=3e-3, decay=0.1),
-    "tensornet, lengths": tensornet(loss="lengths", clip=2000.0, ema=0.999),
-    "tensornet, pairs": tensornet(net={"pair": 8}),
-    "tensornet, linear filters": tensornet(net={"mlp": False}),
-    "tensornet, no products": tensornet(net={"products": False}),
-    "tensornet, linear content": tensornet(net={"content": "linear"}),
-    "tensornet, softmax": tensornet(net={"content": "softmax"}),
-    "tensornet, feed-forward": tensornet(net={"ffn": True}),
-    "tensornet, no norm": tensornet(net={"norm": False}),
-    "molflt": molflt(),
-    "molflt, local": molflt(net=LOCAL),
-    "molflt, AdamW": molflt(optimiser="adamw", lr=2e-3),
-    "molflt, squares": molflt(loss="squares"),
-    "matrices": molflt(net=MATRICES, loss="squares"),
+    "tensornet, Muon": tensornet(**MUON),
+    "tensornet, Muon, lengths": tensornet(**MUON, **LENGTHS),
+    "tensornet, Muon, softmax": tensornet(**MUON, net={"content": "softmax"}),
+    "tensornet, Muon, linear content": tensornet(**MUON, net={"content": "linear"}),
+    "tensornet, Muon, feed-forward": tensornet(**MUON, net={"ffn": True}),
+    "tensornet, Muon, no products": tensornet(**MUON, net={"products": False}),
+    "vectors": molflt(net=VECTORS, **LENGTHS, decay=0.1),
+    "vectors, squares, exponential": molflt(net={**VECTORS, **EXPONENTIAL}),
+    "matrices": molflt(net=MATRICES),
+    "matrices, lengths": molflt(net=MATRICES, **LENGTHS),
+    "matrices, even": molflt(net={**MATRICES, "n_rbf": 11, "spacing": "even"}),
+    "matrices, decay 0.1": molflt(net=MATRICES, decay=0.1),
+    "matrices, near only": molflt(net={**MATRICES, "near_only": True}),
+    "matrices, repulsion": molflt(net={**MATRICES, "repulsion": True}),
 }
 """What is trained, and how."""
 
 
-def make_optimiser(net: nn.Module, job: dict[str, Any]) -> torch.optim.Optimizer:
+def optimiser_of(net: nn.Module, job: dict[str, Any]) -> torch.optim.Optimizer:
     """Adam with the largest second moments kept, as the control, AdamW or Muon."""
     if job["optimiser"] == "adam":
         return torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=job["lr"], amsgrad=True)
-    kind = {"adamw": torch.optim.AdamW, "muon": Muon}[job["optimiser"]]
-    return kind(_parameter_groups(net, job["decay"], job["optimiser"] == "muon"), lr=job["lr"], betas=(0.9, 0.99), fused=True)
+    return make_optimiser(net, OptimiserConfig(name=job["optimiser"], lr=job["lr"], weight_decay=job["decay"]))
 
 
 def differentiate(net: Energies, positions: Tensor, create_graph: bool) -> tuple[Tensor, Tensor]:
@@ -428,7 +387,7 @@ def main() -> None:
     else:
         net = TensorNet(train.numbers, **job["net"])
     average = copy.deepcopy(net)
-    optimiser = make_optimiser(net, job)
+    optimiser = optimiser_of(net, job)
     generator = torch.Generator().manual_seed(options.seed + 1)
     start, step, order = time.process_time(), 0, torch.empty(0, dtype=torch.int64)
     while True:
@@ -456,7 +415,7 @@ def main() -> None:
     seconds = time.process_time() - start
     found = {
         "job": options.job, "set": options.set, "data": options.data.name, "seed": options.seed, "n": options.n,
-        "seconds": round(seconds), "steps": step, "ms": round(1e3 * seconds / step, 1),
+        "seconds": round(seconds), "steps": step, "ms": round(1e3 * seconds / max(step, 1), 1),
         "parameters": sum(p.numel() for p in net.parameters()), **judge(average, sets, scale),
     }  # fmt: skip
     line = json.dumps(found)

@@ -56,7 +56,10 @@ def test_configurations_are_read_without_torch() -> None:
     [
         ("fourier-transformer", "unknown attention 'fourier-transformer'"),
         ("moflt", "did you mean molflt?"),
-        ({"mechanism": "fourrier"}, "unknown mechanism 'fourrier'; choose one of fourier, local, matrices, kernelised"),
+        (
+            {"mechanism": "fourrier"},
+            "unknown mechanism 'fourrier'; choose one of fourier, local, matrices, kernelised",
+        ),
         ({"sigma_min": 5.0, "sigma_max": 5.0}, "must be smaller than sigma_max"),
         ({"far_rank": "m", "kernel": "posrf-orff"}, "unknown kernel 'posrf-orff'; among those there are: posrf-orf"),
         # Keys of another mechanism, named with those that have them.

@@ -22,7 +22,6 @@ from tests.model.models import batch_for, change_when_moved, make_model
 
 CHANNELS = 6
 KEYS = {"mechanism": "matrices", "channels": CHANNELS}
-FAR = {**KEYS, "far": True, "frequencies": "exact"}
 EYE = torch.eye(3, dtype=torch.float64)
 
 
@@ -66,10 +65,9 @@ def cross(vector):
 BASIS = basis()
 
 
-@pytest.mark.parametrize("keys", [KEYS, FAR], ids=str)
 @pytest.mark.parametrize("name", ["linear", "wire", "tiny_cell"])
-def test_the_layer_is_its_formula(name, keys):
-    made, atoms = Layer(**keys), STRUCTURES[name]()
+def test_the_layer_is_its_formula(name):
+    made, atoms = Layer(**KEYS, frequencies="exact"), STRUCTURES[name]()
     layer, n, z = made.layer, len(atoms), torch.as_tensor(atoms.numbers)
     geometry = made.geometry([atoms])
     state = torch.randn(n, DIM + 9 * CHANNELS, dtype=torch.float64)
@@ -93,16 +91,14 @@ def test_the_layer_is_its_formula(name, keys):
     matrices = given + mixed(layer.source, source)
     values = mixed(layer.value, over(matrices))
     messages = mixed(layer.gathered, torch.einsum("ijh,jcxy->ihcxy", near, values).flatten(1, 2))
-    if made.shared.rpe is not None:
-        shifts = torch.from_numpy(np.array(images(atoms, 20.0)))
-        centred = torch.as_tensor(atoms.positions)
-        for i in range(n):
-            for j in range(n):
-                squared = (centred[i] - centred[j] + shifts).square().sum(-1)
-                far = made.shared.rpe().on_pairs(squared).sum(1) @ layer.rpe_weights
-                # Of two channels of a head the far field carries the first.
-                carried = (torch.arange(CHANNELS) % 2 == 0) * far.repeat_interleave(2)
-                messages[i] += carried[:, None, None] * values[j]
+    shifts, positions = torch.from_numpy(np.array(images(atoms, 20.0))), torch.as_tensor(atoms.positions)
+    for i in range(n):
+        for j in range(n):
+            squared = (positions[i] - positions[j] + shifts).square().sum(-1)
+            far = made.shared.rpe().on_pairs(squared).sum(1) @ layer.rpe_weights
+            # Of two channels of a head the far field carries the first.
+            carried = (torch.arange(CHANNELS) % 2 == 0) * far.repeat_interleave(2)
+            messages[i] += carried[:, None, None] * values[j]
     change = mixed(layer.product, over(messages @ values + values @ messages))
     matrices = matrices + change + change @ change
     turned = assembled(found[:, DIM:].view(n, 9, CHANNELS))
@@ -112,7 +108,7 @@ def test_the_layer_is_its_formula(name, keys):
 
 
 def test_ways_agree():
-    check_ways_agree(["slab", "triclinic", "molecule", "atom"], ("pairs", "waves"), **KEYS, far=True)
+    check_ways_agree(["slab", "triclinic", "molecule", "atom"], ("pairs", "waves"), **KEYS)
 
 
 def test_matrices_are_bounded():
@@ -123,9 +119,8 @@ def test_matrices_are_bounded():
     assert bounded(1e3 * x).square().sum(0).max() < 1
 
 
-@pytest.mark.parametrize("far", [False, True])
-def test_energies_are_invariant_and_forces_their_derivative(far):
-    model = make_model({"mechanism": "matrices", "channels": 8, "far": far})
+def test_energies_are_invariant_and_forces_their_derivative():
+    model = make_model({"mechanism": "matrices", "channels": 8})
     assert change_when_moved(model) < 1e-6
     atoms = STRUCTURES["molecule"]()
     forces = derivatives(model, batch_for(model, [atoms])).forces
@@ -137,5 +132,3 @@ def test_energies_are_invariant_and_forces_their_derivative(far):
         with torch.no_grad():
             sides.append(model(batch_for(model, [moved])).energy[0])
     torch.testing.assert_close((sides[1] - sides[0]) / 2e-4, (forces * step).sum(), rtol=1e-5, atol=1e-7)
-
-

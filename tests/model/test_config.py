@@ -28,11 +28,12 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "sigma_max": [5.0], "isolated_atoms": [7.0], "n_frequencies": [9], "directions": ["random"], "radii": ["random"],
     "proposal": ["own"], "means": [True], "spectrum": ["free", "sampled"], "periodic_radius": [5.0],
     "kernel": ["posrf-iid", "elu"], "n_features": [6], "redraw_every": [3], "n_landmarks": [3], "n_samples": [3],
-    "sampling": ["biased"], "dense_cutoff": [6.0],
+    "sampling": ["biased"], "dense_cutoff": [6.0], "channels": [16],
 }  # fmt: skip
 """For every key of any mechanism: values that are not its default."""
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fourier": [{"frequencies": "lattice"}, {"frequencies": "exact"}, {"far_rank": "m"}, {"spectrum": "both"}],
+    "matrices": [{"frequencies": "lattice"}, {"frequencies": "exact"}],
     "undamped": [{}, {"directions": "random", "far_rank": "m"}, {"spectrum": "free"}],
 }
 """Values that decide which other keys act."""
