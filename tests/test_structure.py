@@ -27,16 +27,16 @@ FLOORS = (
 BUDGET = {
     TOP: (7, 420),
     "adsorption": (3, 310),
-    "attention": (36, 3_420),
+    "attention": (37, 3_605),
     "cli": (10, 1_260),
     "data": (49, 7_600),
-    "export": (4, 410),
+    "export": (5, 486),
     "invariance": (3, 330),
-    "model": (11, 820),
+    "model": (12, 864),
     "prediction": (9, 1_320),
     "report": (9, 1_130),
     "simulate": (4, 450),
-    "training": (13, 2_060),
+    "training": (13, 2_075),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

@@ -7,11 +7,11 @@
     X_i += D_i + D_i²
     x_i += W [|X|²_l]                                 l = 0, 1, 2
 
-A matrix is the sum of a trace, an antisymmetric part, which is a vector, and a traceless symmetric part. Mixtures W of
-channels act on each of them by itself, and N Y + Y N turns as its factors do and has their parity, so that the sums
-of squares |X|²_l are exactly invariant. This is the interaction of TensorNet (Simeon and De Fabritiis 2023, arXiv
-2306.06482, Eq. 8 to 11) with directions in every layer and with messages of several heads, each a function of the
-distance and of both elements.
+A matrix is the sum of a trace, an antisymmetric part, which is a vector, and a traceless symmetric part. Mixtures W
+of channels act on each of them by itself, and N Y + Y N turns as its factors do and has their parity, so that the
+sums of squares |X|²_l are exactly invariant. This is the interaction of TensorNet (Simeon and De Fabritiis 2023,
+arXiv 2306.06482, Eq. 8 to 11) with directions in every layer and with messages of several heads, each a function of
+the distance and of both elements.
 
 A product of two sums over neighbours sees triples of atoms, and every further product one atom more. There are no
 exponentials of contents, no ratio of sums and no feed-forward block, in which all atoms meet at once: on geometries

@@ -51,10 +51,8 @@ class GaussianDistanceBasis(nn.Module):
 
     def forward(self, distances: Tensor, receiver_types: Tensor, sender_types: Tensor) -> Tensor:
         """Distances (n,) Å and atomic numbers (n,), (n,) → (n, n_basis)."""
-        if self.spacing == "even":
-            x = distances / self.cutoff
-        else:
-            x = torch.expm1(-distances) / math.expm1(-self.cutoff)
+        even = self.spacing == "even"
+        x = distances / self.cutoff if even else torch.expm1(-distances) / math.expm1(-self.cutoff)
         if self.pair_types:
             x = self._of_types(x, receiver_types, sender_types)
         steepness = torch.exp(-self.log_widths) / math.sqrt(2)

@@ -27,8 +27,8 @@ class ModelConfig(BaseModel):
     n_rbf: int = Field(32, ge=2, le=4096, description="Gaussians of the distance basis")
     spacing: Spacing = Field(
         "even",
-        description="centres of these Gaussians: even in the distance, or in its exponential, fine where bonds are and "
-        "coarse beyond, for forces",
+        description="centres of these Gaussians: even in the distance, or in its exponential, fine where bonds are "
+        "and coarse beyond, for forces",
     )
     pair_types: bool = Field(
         False, description="stretch and shift distances by two numbers for every pair of elements, as Graphormer does"

@@ -73,6 +73,7 @@ class PerOrder(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., 9, n_in) → (..., 9, n_out)."""
         parts = x.split([1, 3, 5], dim=-2)
         return torch.cat([part @ w.t() for part, w in zip(parts, self.weights, strict=True)], dim=-2)
 
@@ -107,8 +108,8 @@ class TensorLayer(nn.Module):
         super().__init__()
         self.c, self.o = c, o
         self.filters = nn.Sequential(
-            nn.Linear(nr + (o["pair"] or 0), c), nn.SiLU(), nn.Linear(c, 2 * c), nn.SiLU(), nn.Linear(2 * c, 3 * c), nn.SiLU()
-        ) if o["mlp"] else nn.Linear(nr + (o["pair"] or 0), 3 * c)
+            nn.Linear(nr, c), nn.SiLU(), nn.Linear(c, 2 * c), nn.SiLU(), nn.Linear(2 * c, 3 * c), nn.SiLU()
+        )
         self.first, self.second = PerOrder(c, c), PerOrder(c, c)
         if o["content"]:
             self.qk = nn.Linear(3 * c, 2 * c, bias=False)
@@ -117,7 +118,8 @@ class TensorLayer(nn.Module):
             self.ffn = nn.Sequential(nn.Linear(3 * c, 3 * c), nn.GELU(), nn.Linear(3 * c, 3 * c))
 
     def forward(self, x: Tensor, radial: Tensor, env: Tensor, q: Tensor, orders: Tensor) -> Tensor:
-        b, n, _, c = x.shape
+        """(b, a, 9, c) → the same; of pairs the radial functions (b, a, a, nr) and their envelope (b, a, a)."""
+        c = x.shape[-1]
         f = (self.filters(radial) * env[..., None]).unflatten(-1, [3, c])
         if self.o["content"]:
             heads = 8
@@ -131,10 +133,7 @@ class TensorLayer(nn.Module):
                 w = torch.exp(2 * torch.einsum("bihd,bjhd->bijh", qs, ks)) * env[..., None]
                 w = 4 * w / (w.sum(2, keepdim=True) + math.e**2)
             f = f * w.repeat_interleave(c // heads, dim=-1)[:, :, :, None]
-        if not self.o["bounded"]:
-            x = x / (norms(x) + 1)[:, :, None]
-        else:
-            x = x / (norms(x).mean(-1, keepdim=True) + 1)[:, :, None].sqrt()
+        x = x / (norms(x) + 1)[:, :, None]
         y = self.first(x)
         m = torch.cat(
             [
@@ -175,8 +174,7 @@ class TensorNet(nn.Module):
     def __init__(self, numbers: Tensor, **o: Any) -> None:
         super().__init__()
         self.o = o = {
-            "c": 48, "layers": 2, "cutoff": 4.5, "nr": 16, "mlp": True, "pair": 0, "content": None, "ffn": False,
-            "products": True, "bounded": False, "norm": True, "each": False, **o,
+            "c": 48, "layers": 2, "cutoff": 4.5, "nr": 16, "content": None, "ffn": False, "products": True, **o,
         }  # fmt: skip
         c, nr = o["c"], o["nr"]
         kinds, z = torch.unique(numbers, return_inverse=True)
@@ -185,21 +183,21 @@ class TensorNet(nn.Module):
         self.register_buffer("orders", torch.tensor([0] + [1] * 3 + [2] * 5))
         self.embedding, self.pair = nn.Embedding(len(kinds), c), nn.Linear(2 * c, c)
         self.radial_embedding = nn.Linear(nr, 3 * c)
-        if o["pair"]:
-            self.kinds = nn.Embedding(len(kinds), o["pair"])
         self.linear = PerOrder(c, c)
         self.gates = nn.Sequential(
             nn.LayerNorm(c), nn.Linear(c, 2 * c), nn.SiLU(), nn.Linear(2 * c, 3 * c), nn.SiLU()
         )
         self.layers = nn.ModuleList(TensorLayer(c, nr, o) for _ in range(o["layers"]))
-        norm = [nn.LayerNorm(3 * c)] if o["norm"] else []
-        self.out = nn.Sequential(*norm, nn.Linear(3 * c, c), nn.SiLU(), nn.Linear(c, c), nn.SiLU(), nn.Linear(c, 1))
+        self.out = nn.Sequential(
+            nn.LayerNorm(3 * c), nn.Linear(3 * c, c), nn.SiLU(), nn.Linear(c, c), nn.SiLU(), nn.Linear(c, 1)
+        )
         start = math.exp(-o["cutoff"])
         self.register_buffer("mu", torch.linspace(start, 1, nr))
         self.beta = (2 / nr * (1 - start)) ** -2
         self.register_buffer("off", 1 - torch.eye(len(numbers)))
 
     def forward(self, positions: Tensor) -> Tensor:
+        """(b, a, 3) → (b,)."""
         o, c = self.o, self.o["c"]
         d = positions[:, :, None] - positions[:, None]
         r = (d.square().sum(-1) + 1e-12 + (1 - self.off)).sqrt()
@@ -222,10 +220,6 @@ class TensorNet(nn.Module):
         )
         gates = self.gates(norms(x)).unflatten(-1, [3, c])
         x = self.linear(x) * gates[:, :, self.orders]
-        if o["pair"]:
-            e = self.kinds(self.z)
-            both = (e[:, None] * e).expand(*r.shape, -1)
-            radial = torch.cat([radial, both], dim=-1)
         for layer in self.layers:
             x = layer(x, radial, env, self.q, self.orders)
         return self.out(invariants(x, self.orders)).flatten(1).sum(1)
@@ -265,7 +259,9 @@ class Molflt(nn.Module):
             )
             for p in positions.to(torch.float64)
         ]  # fmt: skip
-        return StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated, model.plan())(data)
+        return StructureCollater(model.config.neighbour_cutoff, model.config.all_pairs_if_isolated, model.plan())(
+            data
+        )
 
     def forward(self, positions: Tensor) -> Tensor:
         """(b, a, 3) → (b,)."""
@@ -276,7 +272,15 @@ class Molflt(nn.Module):
 
 CONTROL = {"optimiser": "adam", "lr": 1e-3, "decay": 0.0, "loss": "squares", "batch": 5, "ema": 0.99, "clip": 10.0}
 """Training of the control."""
-RECIPE = {"optimiser": "muon", "lr": 5e-3, "decay": 0.01, "loss": "squares", "batch": 6, "ema": 0.999, "clip": 2000.0}
+RECIPE = {
+    "optimiser": "muon",
+    "lr": 5e-3,
+    "decay": 0.001,
+    "loss": "squares",
+    "batch": 6,
+    "ema": 0.999,
+    "clip": 2000.0,
+}
 """Training of the preset ``forces``."""
 
 
@@ -293,7 +297,7 @@ def molflt(**changes: Any) -> dict[str, Any]:
 VECTORS = {"attention": {"vector_channels": 16}, "n_rbf": 11}
 EXPONENTIAL = {"spacing": "exponential", "n_rbf": 16}
 MATRICES = {"attention": {"mechanism": "matrices"}, **EXPONENTIAL}
-MUON = {"optimiser": "muon", "lr": 3e-3, "decay": 0.01}
+MUON = {"optimiser": "muon", "lr": 3e-3, "decay": 0.001}
 LENGTHS = {"loss": "lengths", "clip": 2000.0}
 JOBS: dict[str, dict[str, Any]] = {
     "tensornet": tensornet(),
@@ -367,7 +371,9 @@ def main() -> None:
     parser.add_argument("--job", choices=list(JOBS), required=True)
     parser.add_argument("--set", default="{}", help="further changes, JSON")
     parser.add_argument("--seconds", type=float, default=390, help="of the processor")
-    parser.add_argument("--wall", type=float, default=math.inf, help="seconds from its start after which training ends in any case")
+    parser.add_argument(
+        "--wall", type=float, default=math.inf, help="seconds from its start after which training ends in any case"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--n", type=int, default=450, help="training geometries")
     parser.add_argument("--out", type=Path)
