@@ -43,6 +43,7 @@ from scripts.benchmarks import (
     models,
     operators,
     pilots,
+    relaxation,
     speed,
     structures,
 )
@@ -70,6 +71,7 @@ QUICK = {
     md_drift: ["pretrained:acac", "{folder}/water.extxyz"],
     operators: [],
     pilots: ["far-dipoles"],
+    relaxation: [],
     speed: [],
 }
 """Arguments of each script besides ``--quick``."""
