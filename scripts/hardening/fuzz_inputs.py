@@ -123,6 +123,15 @@ def smiles(random: Random) -> str:
     return "".join(random.choice(words) for _ in range(random.randrange(1, 9)))
 
 
+GOOD = ("C", "O", "CO", "CCO", "C=C", "CC#N", "c1ccccc1", "C1CC1", "CC(=O)O", "[Na+].[Cl-]")
+WRONG = ("C(C", "c1ccc", "C1CC", "[Zz]", "N(C)(C)(C)(C)C", "C=(", "Cl(C)(C)C", "F=F=F", "", "[CH9]")
+
+
+def right_and_wrong_smiles(random: Random) -> bytes:
+    """Twenty SMILES, a line each, every second one wrong."""
+    return "\n".join(random.choice((GOOD, WRONG)[k % 2]) for k in range(20)).encode()
+
+
 def yaml(random: Random) -> bytes:
     """A small document of known and unknown keys, anchors, tags and interpolations."""
     keys = "data model train val attention seed loss x a << trainer optimiser 1 null".split()  # noqa: SIM905
