@@ -1,5 +1,8 @@
 """Seconds and peak memory of a call, and a process of its own to measure them in.
 
+    python -m scripts.benchmarks.measuring MODULE:FUNCTION ARGUMENTS
+
+is such a process: it calls a function of a module here with arguments given as JSON, and prints a line of JSON.
 Nothing here needs molflt: the peers' own environment measures with this file too.
 """
 
@@ -8,14 +11,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +133,22 @@ def answer(measure: Callable[[], dict[str, Any]]) -> None:
     print(MARK + json.dumps({**found, "load_before": load}), flush=True)
 
 
-def run_isolated(command: Sequence[str], threads: int, limit_seconds: float) -> dict[str, Any]:
-    """Run a command that answers as :func:`answer` does; it may run out of memory or time without harm to others.
+def isolated(
+    function: str, threads: int, limit_seconds: float, python: str = sys.executable, **arguments: Any
+) -> dict[str, Any]:
+    """Call a function in a process of its own; it may run out of memory or time without harm to others.
+
+    Args:
+        function: as ``module:function``, the module one of ``scripts``.
+        threads: of PyTorch.
+        limit_seconds: after which the process is ended.
+        python: interpreter.
+        arguments: of the function, what JSON can hold.
 
     Returns:
         Its answer; where it gave none, a ``status`` and a ``note`` that say why.
     """
+    command = [python, "-m", "scripts.benchmarks.measuring", f"scripts.{function}", json.dumps(arguments)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     # As the command line sets it (molflt.cli.main), for all alike.
     environment = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
@@ -178,3 +193,8 @@ def size(n_bytes: float) -> str:
 
 def _three_digits(x: float) -> str:
     return f"{x:.0f}" if x >= 99.95 else f"{x:.3g}"
+
+
+if __name__ == "__main__":
+    _module, _, _name = sys.argv[1].partition(":")
+    answer(lambda: getattr(importlib.import_module(_module), _name)(**json.loads(sys.argv[2])))

@@ -16,12 +16,10 @@ addition), how the far field was computed or the sizes of the model, the machine
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -33,8 +31,8 @@ import torch
 from molflt.data.ase import to_atoms
 from scripts import results
 from scripts.benchmarks import layers, models, structures
-from scripts.benchmarks.layer_worker import DENSE, Spec
-from scripts.benchmarks.measuring import DONE, UNAVAILABLE, duration, run_isolated, size
+from scripts.benchmarks.layer_worker import DENSE
+from scripts.benchmarks.measuring import DONE, UNAVAILABLE, duration, isolated, size
 from scripts.benchmarks.speed_report import GAUSSIANS, OURS, PATH
 
 COLUMNS = (
@@ -47,14 +45,21 @@ LIMIT = 900.0
 """Seconds after which a process is given up."""
 
 
-def layer_jobs(options: argparse.Namespace) -> Iterator[Spec]:
-    """Layers that take turns on the same structures: small ones first, and the largest cell once."""
+def layer_jobs(options: argparse.Namespace) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Threads, and arguments of :func:`layer_worker.measure`: small structures first, and the largest cell once."""
     all_rows, both = [*OURS, DENSE], ["forward", "train"]
 
-    def job(kind: str, size: int, rows: list[str], directions: list[str], threads: int) -> Spec:
+    def job(kind: str, size: int, rows: list[str], directions: list[str], threads: int) -> tuple[int, dict[str, Any]]:
         memory = options.memory if DENSE in rows else 0.0
         how = {"device": options.device, "repeats": options.repeats, "seconds": options.seconds}
-        return Spec(kind=kind, size=size, rows=rows, directions=directions, threads=threads, gibibytes=memory, **how)
+        return threads, {
+            "kind": kind,
+            "size": size,
+            "rows": rows,
+            "directions": directions,
+            "gibibytes": memory,
+            **how,
+        }
 
     if options.quick:
         yield job("oc20", 1, all_rows, both, 1)
@@ -87,18 +92,17 @@ def layer_jobs(options: argparse.Namespace) -> Iterator[Spec]:
 
 def run_layers(options: argparse.Namespace, store: results.Store) -> None:
     """All layers that are not in the results yet."""
-    for spec in layer_jobs(options):
+    for threads, job in layer_jobs(options):
         points = [
-            {"part": "layer", "kind": spec.kind, "size": spec.size, "threads": spec.threads}
+            {"part": "layer", "kind": job["kind"], "size": job["size"], "threads": threads}
             | {"row": row, "direction": direction}
-            for direction, row in product(spec.directions, spec.rows)
+            for direction, row in product(job["directions"], job["rows"])
         ]
         missing = [point for point in points if not results.find(store.rows, **point)]
         if not missing:
             continue
-        print(f"{spec.kind}, size {spec.size:,}, {spec.threads} threads", flush=True)
-        command = [sys.executable, "-m", "scripts.benchmarks.layer_worker", json.dumps(asdict(spec))]
-        answer = run_isolated(command, spec.threads, LIMIT)
+        print(f"{job['kind']}, size {job['size']:,}, {threads} threads", flush=True)
+        answer = isolated("benchmarks.layer_worker:measure", threads, LIMIT, **job)
         found = {(row["row"], row["direction"]): row for row in answer.pop("rows", [])}
         for point in missing:
             add(store, {**point, **answer, **found.get((point["row"], point["direction"]), {})})
@@ -117,9 +121,9 @@ def run_models(options: argparse.Namespace, store: results.Store, folder: Path) 
         path = folder / f"{family}.pt"
         if not path.exists():
             torch.save(models.prepared(family, found), path)
-        how = options.repeats, options.seconds, options.memory, options.threads, options.device
-        spec = json.dumps(asdict(models.Spec(family, sizes, str(path), *how)))
-        add(store, {**point, **elsewhere(options, family, "scripts.benchmarks.models", spec)})
+        job = {"family": family, "sizes": sizes, "structures": str(path), "gibibytes": options.memory}
+        job |= {"repeats": options.repeats, "seconds": options.seconds, "device": options.device}
+        add(store, {**point, **elsewhere(options, family, "benchmarks.models:measure", **job)})
 
 
 def run_dynamics(options: argparse.Namespace, store: results.Store, folder: Path) -> None:
@@ -132,20 +136,19 @@ def run_dynamics(options: argparse.Namespace, store: results.Store, folder: Path
         if results.find(store.rows, **point):
             continue
         print(f"dynamics with {name}", flush=True)
-        arguments = family, str(path), "--threads", str(options.threads)
-        answer = elsewhere(options, family, "scripts.benchmarks.md_step", *arguments)
-        add(store, {**point, **answer, "layer_seconds": answer.get("seconds")})
+        job = {"model": family, "structure": str(path)}
+        add(store, {**point, **elsewhere(options, family, "benchmarks.md_step:measure", **job)})
 
 
-def elsewhere(options: argparse.Namespace, family: str, module: str, *arguments: str) -> dict[str, Any]:
-    """The answer of a module, for PaiNN from the peers' environment, with the software of that."""
+def elsewhere(options: argparse.Namespace, family: str, function: str, /, **job: Any) -> dict[str, Any]:
+    """Call a function in a process of its own, for PaiNN in the peers' environment, with the software of that."""
     python = options.peers_python if family == "painn" else sys.executable
     if python is None or not Path(python).exists():
         return {
             "status": UNAVAILABLE,
             "note": "needs --peers-python, made by scripts/benchmarks/peers_environment.sh",
         }
-    found = run_isolated([python, "-m", module, *arguments], options.threads, LIMIT)
+    found = isolated(function, options.threads, LIMIT, python, **job)
     if family == "painn":
         code = "from importlib.metadata import version as v\n"
         code += "print(*(f'{name} {v(name)}' for name in ('schnetpack', 'torch', 'numpy')), sep=', ')"

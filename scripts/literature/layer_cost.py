@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -94,9 +93,9 @@ def layers(setting: Setting, name: str, length: int) -> nn.Module:
 
 
 @torch.no_grad()
-def measure(setting: Setting, name: str, length: int, repeats: int, threads: int) -> dict[str, Any]:
-    """Seconds of every call after the first, and the growth of resident memory in the first."""
-    torch.set_num_threads(threads)
+def measure(figure: str, name: str, length: int, repeats: int) -> dict[str, Any]:
+    """Measure seconds of every call after the first, and the growth of resident memory in the first."""
+    setting = FIGURES[figure]
     torch.manual_seed(0)
     model, cpu = layers(setting, name, length), torch.device("cpu")
     x = torch.randn(setting.batch, length, setting.dim)
@@ -126,8 +125,8 @@ def case(options: argparse.Namespace, name: str, length: int, known: list[dict[s
         seconds = expected([(old["length"], old["seconds"]) for old in done], length)
         if memory > options.memory or seconds > options.seconds:
             return row | {"note": f"left out: {memory:.1f} GiB and {seconds:.0f} s expected at {length}"}
-    command = [sys.executable, "-m", "scripts.literature.layer_cost", *sys.argv[1:], "--measure", name, str(length)]
-    cost = measuring.run_isolated(command, options.threads, 3600)
+    job = {"figure": options.figure, "name": name, "length": length, "repeats": options.repeats}
+    cost = measuring.isolated("literature.layer_cost:measure", options.threads, 3600, **job)
     if cost["status"] != measuring.DONE:
         return row | {"note": f"{cost['status']}: {cost.get('note', '')}"}
     low, middle, high = (float(s) for s in np.percentile(cost["seconds"], [25, 50, 75]))
@@ -163,13 +162,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory", type=float, default=16.0, help="GiB a case may be expected to take")
     parser.add_argument("--seconds", type=float, default=120.0, help="a call may be expected to take")
-    parser.add_argument("--measure", nargs=2, metavar=("ATTENTION", "LENGTH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     setting = FIGURES[options.figure]
-    if options.measure:
-        name, length = options.measure
-        measuring.answer(lambda: measure(setting, name, int(length), options.repeats, options.threads))
-        return
     # Length by length, so that ratios compare what ran within minutes of each other.
     cases = [(name, n) for n in options.lengths or setting.lengths for name in setting.attention]
     rows: list[dict[str, Any]] = []
