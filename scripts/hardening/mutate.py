@@ -127,15 +127,11 @@ def tests_of(mutation: MutationSpec, coverage: CoverageData) -> list[str]:
 @contextlib.contextmanager
 def copied() -> Iterator[None]:
     """The working directory is a copy of the last commit, and imports come from there."""
-    with tempfile.TemporaryDirectory(prefix="molflt-mutants-") as folder:
-        place = Path(folder) / "molflt"
-        subprocess.run(["git", "worktree", "add", "--detach", "--quiet", place], cwd=ROOT, check=True)
-        os.environ |= {"PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
-        try:
-            with contextlib.chdir(place):
-                yield
-        finally:
-            subprocess.run(["git", "worktree", "remove", "--force", place], cwd=ROOT, check=True)
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+    with tempfile.TemporaryDirectory(prefix="molflt-mutants-") as folder, contextlib.chdir(folder):
+        subprocess.run(["tar", "-x"], input=archive, check=True)
+        os.environ |= {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+        yield
 
 
 def run(database: WorkDB, coverage: CoverageData) -> None:
