@@ -1,4 +1,4 @@
-"""Results as data: one CSV for each thing that is measured, its tables in the pages, its figures.
+"""Results as data: a CSV for each measurement, its tables in the pages, its figures.
 
 This is the only place that writes any of them. Every row says under which conditions it was measured, on which
 machine, with which software, when, and at which commit (:data:`PROVENANCE`).
@@ -40,7 +40,7 @@ Row = dict[str, str]
 
 
 def provenance(conditions: Mapping[str, Any] | None = None) -> Row:
-    """What :data:`PROVENANCE` says of a measurement that is made here and now."""
+    """Values of :data:`PROVENANCE` for a measurement that is made here and now."""
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     system = f"{platform.system()} {platform.release()}"
@@ -109,7 +109,7 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] 
 def record(
     path: Path, rows: Iterable[Mapping[str, Any]], conditions: Mapping[str, Any] | None = None, digits: int = 4
 ) -> None:
-    """Write what has just been measured, with how and where: :func:`write` with :data:`PROVENANCE`."""
+    """Write what has just been measured: :func:`write` with :data:`PROVENANCE`."""
     known = provenance(conditions)
     write(path, [{**row, **known} for row in rows], digits=digits)
 
@@ -137,7 +137,7 @@ def numbers(cell: str) -> list[float]:
 
 
 class Store:
-    """The rows of a CSV that grows while a benchmark runs, each of them on disk before the next is measured.
+    """Rows of a CSV, each of them on disk before the next is measured.
 
     Args:
         path: of the file; what it holds already is kept.
@@ -160,7 +160,7 @@ class Store:
             )
 
     def add(self, row: Mapping[str, Any], **provenance: str) -> None:
-        """Another row, on disk before this returns; ``provenance`` replaces what is known of this process."""
+        """Add a row on disk; ``provenance`` replaces what is known of this process."""
         whole = {**row, **self.provenance, **provenance}
         self.rows.append({name: text(whole.get(name), 6) for name in self.columns})
         write(self.path, self.rows, self.columns)
@@ -231,7 +231,7 @@ def sweep(
     conditions: Mapping[str, Any] | None = None,
     digits: int = 4,
 ) -> None:
-    """Judge every point that a CSV does not have yet; its rows are on disk before the next is begun.
+    """Judge every point that a CSV does not have yet, and write its rows before the next.
 
     Args:
         path: of the CSV.
@@ -281,6 +281,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def figure_path(csv: Path, name: str = "") -> Path:
-    """The PNG of a name, or of the CSV's: in docs/figures if the CSV is published, else beside it."""
+    """Path of a PNG: in docs/figures if the CSV is published, else beside it."""
     folder = DOCS / "figures" if csv.parent == DOCS / "results" else csv.parent
     return folder / f"{name or csv.stem}.png"

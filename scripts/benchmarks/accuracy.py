@@ -68,12 +68,12 @@ GROUPS = {
 }
 """Rows of a table, in their order."""
 ROWS = [*GROUPS[""], *describe.BASELINES]
-"""What can be asked for."""
+"""Rows that can be asked for."""
 QUICK, QUICK_STEPS, QUICK_ROWS = 90, 6, ("flt", "softmax", "concat, turned at random", "SchNet")
 
 
 def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> str:
-    """The Markdown table of a data set: mean and standard deviation over seeds and folds, median of the minutes.
+    """Markdown of a data set: mean and deviation over seeds and folds, median of the minutes.
 
     ``rows`` are those that the pages quote, unless they are given.
     """
@@ -95,7 +95,7 @@ def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> 
 
 
 def divisions(rows: list[results.Row] | None = None) -> str:
-    """The Markdown table of the divisions of the FG set: a row for each, and a column for each model."""
+    """Markdown of the divisions of the FG set: a row for each, a column for each model."""
     mine = [row for row in (results.read(KEPT) if rows is None else rows) if DATA_SETS[row["set"]].rule]
     models = [name for name in ROWS if any(row["model"] == name for row in mine)]
     cells = []
@@ -113,7 +113,7 @@ def mean_and_spread(values: list[float]) -> str:
 
 
 def wanted(row: str, data: str) -> bool:
-    """Whether a row says anything about a data set."""
+    """Return true if a row says anything about a data set."""
     if row in describe.BASELINES:
         return not DATA_SETS[data].file
     # It differs from the default only where relaxed positions are known.
@@ -123,7 +123,7 @@ def wanted(row: str, data: str) -> bool:
 def run_variant(
     row: str, data: str, files: Split, seed: int, options: argparse.Namespace, run: Path
 ) -> dict[str, Any]:
-    """Train and judge a row of molflt's own: the moving average after the last step, chosen by nothing."""
+    """Train and judge a row of molflt's own: the moving average after the last step."""
     epochs = options.epochs or DATA_SETS[data].epochs
     config = run_config(row, data, files, seed, epochs, QUICK_STEPS if options.quick else -1)
     spent = ProcessorTime(run.parent / f"{run.name}-seconds.json")

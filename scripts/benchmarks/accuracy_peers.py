@@ -1,4 +1,4 @@
-"""The peers of the accuracy benchmark: SchNet, DimeNet++ and PaiNN, each with the settings its authors recommend.
+"""SchNet, DimeNet++ and PaiNN for the accuracy benchmark, with the settings of their authors.
 
 Each is trained for a given time and judged in a process of its own, where its library is, without molflt.
 """
@@ -88,7 +88,7 @@ def train_peer(
 
 
 def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[str, str], float]:
-    """Files of the training set and those held out, made if they are not there, and eV of one unit of a target."""
+    """Write files of the training set and those held out; returns them, and eV of one unit."""
     from molflt.data.labels import LabelSpec
     from molflt.data.neighbours import attach_neighbours
     from molflt.data.open import open_dataset
@@ -132,7 +132,7 @@ def train(
     seed: int,
     device: str,
 ) -> dict[str, Any]:
-    """Train by Adam on the absolute error, the rate falling as a cosine of the time that has passed, and judge.
+    """Train by Adam, the rate falling as a cosine of the time that has passed, and judge.
 
     Args:
         family: see :func:`peers.build`.

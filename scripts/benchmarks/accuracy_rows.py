@@ -1,4 +1,4 @@
-"""The rows of the accuracy table that molflt trains: what each changes of the default, and how it is trained."""
+"""Rows of the accuracy table that molflt trains: their configurations and callbacks."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gaussians, pair types": {"attention": {"spectrum": "gaussians"}, "pair_types": True},
     "softmax, pair types": {"attention": "softmax", "ffn_dim": 332, "pair_types": True},
 }
-"""What each row changes of the model."""
+"""Changes of the model, row by row."""
 
 
 def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_steps: int = -1) -> TrainConfig:
-    """The common trainer with the model of a row, of :data:`VARIANTS`, for a data set and the files of a division."""
+    """Common trainer with the model of a row of :data:`VARIANTS`, for the files of a division."""
     chosen = DATA_SETS[data]
     model = {**MODEL, "cutoff": chosen.cutoff, **chosen.model, **VARIANTS[name]}
     values: dict[str, Any] = {
@@ -85,7 +85,7 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
 
 
 class ProcessorTime(Callback):
-    """Keeps the processor time of a run in a file, at the end of every epoch: a killed run loses one epoch's at most.
+    """Keeps the processor time of a run in a file: a killed run loses one epoch's at most.
 
     Args:
         path: of the file; what it says already was spent before.
@@ -131,7 +131,7 @@ class FrozenScales(Callback):
 
 
 class WithoutLocalRPE(Callback):
-    """Holds the distance bias of every layer at zero: neighbours count by content and envelope alone."""
+    """Holds the distance bias at zero: neighbours count by content and envelope alone."""
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Before the optimiser is made, in the model and in its moving average."""
@@ -143,7 +143,7 @@ class WithoutLocalRPE(Callback):
 
 
 def callbacks(name: str, seed: int) -> list[Callback]:
-    """What a row changes of its training."""
+    """Changes of the training of a row."""
     match name:
         case "concat, turned at random":
             return [RandomRotations(seed)]

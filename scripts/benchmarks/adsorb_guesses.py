@@ -1,4 +1,4 @@
-"""How good are the guesses of ``molflt adsorb``? Structures of the FG set, put on their surfaces anew.
+"""Guesses of ``molflt adsorb`` judged by structures of the FG set, put on their surfaces anew.
 
 Of each structure the energy is predicted from DFT's own initial geometry, and by the command, of the SMILES that
 RDKit reads off that geometry. Both are compared with DFT's energy of the relaxed structure; so are simpler choices
@@ -57,7 +57,7 @@ COLUMNS = (
 
 
 def sample(structures: Sequence[Atoms], n: int | None = None) -> list[int]:
-    """Places of ``n`` structures; each next one is of a metal and a group that are behind their shares."""
+    """Places of ``n`` structures, each of a metal and a group that are behind their shares."""
     kinds = [(atoms.info["metal"], atoms.info["group"]) for atoms in structures]
     of_all = [Counter(kind) for kind in zip(*kinds, strict=True)]
     taken: list[Counter[str]] = [Counter() for _ in of_all]
@@ -131,7 +131,7 @@ def judge(atoms: Atoms, model: Model, n_guesses: int) -> dict[str, Any]:
 
 
 def table(rows: list[results.Row] | None = None) -> str:
-    """Errors of those structures that have all predictions, as a table; by default of those that the page quotes."""
+    """Table of the errors of structures that have all predictions; by default the published."""
     rows = results.read(KEPT) if rows is None else rows
     whole = [row for row in rows if all(row[name] for name in PREDICTIONS)]
     lines = []

@@ -1,4 +1,4 @@
-"""Members of f on clusters whose atoms feel each other at any distance, and whether learning the scales matters.
+"""Members of f, and learning of their scales, on clusters with an interaction of long range.
 
 The clusters are those of Euclidean fast attention (Frank et al., arXiv 2412.08541): one element, a pair interaction
 of long range, energies and forces in units of their own. The division is the publishers': the first 1,500 of
@@ -107,7 +107,7 @@ def run_config(row: str, seed: int, epochs: int, parts: dict[str, Path]) -> Trai
 
 
 def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
-    """Mean square errors of the energies and of the components of the forces of a file, eV² and (eV/Å)²."""
+    """Mean square errors of a file's energies and force components, eV² and (eV/Å)²."""
     data = open_dataset(path, ReadOptions(labels=LabelSpec(target="energy")))
     prediction = predict(loaded, data, forces=True)
     labels = [data[k] for k in range(len(data))]

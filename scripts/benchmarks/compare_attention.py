@@ -112,7 +112,7 @@ def summarised(folder: Path, names: list[str], data_sets: list[str]) -> list[dic
 
 
 def table(rows: Sequence[results.Row] | None = None) -> str:
-    """One Markdown table for each data set, best first, of the CSV's rows; by default of those the page quotes."""
+    """One Markdown table for each data set, best first; by default of the published rows."""
     rows = results.read(KEPT) if rows is None else rows
     header = ["attention", "MAE, eV", "seeds", "turned, eV", "parameters"]
     parts = []

@@ -1,4 +1,4 @@
-"""Processor time of a training step with forces over one without: molflt's, SchNet's and PaiNN's, in the same run.
+"""Processor time of training steps with forces and without: molflt, SchNet and PaiNN.
 
 A step on energies is the forward pass and the derivative with respect to the weights; with forces, the forces come
 from the energy and the loss on both is differentiated. All models have the width, layers and cutoff of ``small``, and
@@ -34,7 +34,7 @@ CUTOFF = 5.0
 
 
 def energies(model: Any, batch: PlainBatch, positions: Tensor) -> Tensor:
-    """(n_structures,) as a function of positions; everything that depends on them is computed anew."""
+    """Energies (n_structures,) as a function of positions, with all that depends on them."""
     vectors = edge_vectors(positions, batch.batch, batch.cell, batch.edge_index, batch.cell_offsets)
     moved = dataclasses.replace(batch, positions=positions, edge_vectors=vectors)
     found: Tensor = model(model.prepare(moved))

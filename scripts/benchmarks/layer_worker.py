@@ -1,4 +1,4 @@
-"""Attention layers measured in turn; ``speed.py`` runs them, in a process of its own for each size."""
+"""Attention layers measured in turn, for ``speed.py``, in a process for each size."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def build(name: str, n_layers: int) -> torch.nn.Module:
 
 
 def batch_for(found: list[Data], layer: torch.nn.Module) -> Batch:
-    """Structures as one batch with the neighbours that a layer needs; the dense peer finds its own."""
+    """Batch of structures with the neighbours that a layer needs; the dense peer finds its own."""
     cutoff = getattr(layer, "neighbour_cutoff", layers.CUTOFF)
     return structures.batch_with_neighbours(found, cutoff, getattr(layer, "all_pairs_if_isolated", False))
 
 
 class Calls:
-    """The two calls that are measured: preparation, and the layer; with their backward passes when training."""
+    """The two calls that are measured: preparation and layer, with backward passes if training."""
 
     def __init__(self, layer: torch.nn.Module, batch: Batch, train: bool) -> None:
         self.module, self.batch, self.train = layer, batch, train
@@ -75,7 +75,7 @@ class Calls:
         self.leaves = [(leaf, leaf) for _, leaf in self.leaves]
 
     def layer(self) -> None:
-        """Once for every layer and recycle; training, gradients of input, weights and prepared tensors."""
+        """Apply the layer; if training, with gradients of input, weights and prepared tensors."""
         with torch.set_grad_enabled(self.train):
             out = self.module(self.x, self.prepared)
         if self.train:
@@ -133,7 +133,7 @@ def measure(
     seconds: float,
     gibibytes: float,
 ) -> dict[str, Any]:
-    """Measure every layer's first turn, then timed ones, all in turn: whatever else the machine does hits all.
+    """Measure every layer's first turn, then timed ones, in turn: other work then hits all alike.
 
     Args:
         kind: of structure, as :func:`structures.make` has it.
@@ -171,7 +171,7 @@ def measure(
 
 
 def _goes_on(one: Contestant, call: Callable[[], bool]) -> bool:
-    """What a call says; if it fails, that is noted, and the contestant is out."""
+    """Return the answer of a call; if it fails, that is noted, and the contestant is out."""
     try:
         return call()
     except Exception as error:

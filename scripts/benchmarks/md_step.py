@@ -1,4 +1,4 @@
-"""Seconds of one step of molecular dynamics with ASE, forces included, as a user would run it.
+"""Seconds of one step of molecular dynamics with ASE, as a user would run it.
 
 Untrained models move the atoms of a file by velocity Verlet: molflt's ``small`` through its calculator, or
 SchNetPack's PaiNN, of the same width, through the calculator that comes with it, in the peers' environment.

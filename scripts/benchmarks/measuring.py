@@ -81,18 +81,18 @@ def peak_growth(call: Callable[[], object], device: torch.device) -> float:
 
 
 def return_free_memory() -> None:
-    """Give back what malloc holds: memory freed earlier, and used again by the call, would otherwise not count."""
+    """Give back what malloc holds: memory freed earlier and used again would not count."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident(field: str) -> float:
-    """A field of /proc/self/status in bytes, as VmRSS (now), VmHWM (the peak) or VmSize (addresses in use)."""
+    """A field of /proc/self/status in bytes: VmRSS (now), VmHWM (the peak), VmSize (addresses)."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def seconds_of(call: Callable[[], object], repeats: int, budget: float, device: torch.device) -> list[float]:
-    """Wall-clock seconds of repeated calls: as many as asked for, but none is started after the budget is spent."""
+    """Wall-clock seconds of repeated calls, of which none is started after the budget is spent."""
     found: list[float] = []
     while len(found) < repeats and (not found or sum(found) < budget):
         synchronise(device)
@@ -104,13 +104,13 @@ def seconds_of(call: Callable[[], object], repeats: int, budget: float, device: 
 
 
 def limit_memory(gibibytes: float) -> None:
-    """Refuse this process more memory than it has now plus so much: an allocation then fails instead of swapping."""
+    """Allow this process so much more memory: an allocation then fails instead of swapping."""
     limit = int(resident("VmSize") + gibibytes * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def why(error: Exception) -> dict[str, str]:
-    """The ``status`` and the ``note`` of a measurement that an exception ended; the trace of a defect."""
+    """``status`` and ``note`` of a measurement that an exception ended; prints that of a defect."""
     if isinstance(error, UnavailableError):
         return {"status": UNAVAILABLE, "note": str(error)}
     first = (str(error).strip().splitlines() or [""])[0][:200]
@@ -136,7 +136,7 @@ def answer(measure: Callable[[], dict[str, Any]]) -> None:
 def isolated(
     function: str, threads: int, limit_seconds: float, python: str = sys.executable, **arguments: Any
 ) -> dict[str, Any]:
-    """Call a function in a process of its own; it may run out of memory or time without harm to others.
+    """Call a function in a process of its own, which may run out of memory or time.
 
     Args:
         function: as ``module:function``, the module one of ``scripts``.

@@ -1,4 +1,4 @@
-"""A training step of whole models on the bundled FG set: ``small``, and peers as wide and as large as it is.
+"""Training steps of whole models on the FG set: ``small``, and peers as wide or as large.
 
 ``speed.py`` runs each in a process of its own, PaiNN in the peers' environment.
 """
@@ -22,7 +22,7 @@ WIDTHS = {
     "": dict.fromkeys(PEERS, 128),
     ", parameters of small": {"DimeNet++": 112, "PaiNN": 124, "SchNet": 252},
 }
-"""That of ``small``, and those that give about as many parameters."""
+"""Width of ``small``, and widths that give about as many parameters."""
 
 
 def rows() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -55,7 +55,7 @@ def prepared(family: str, found: Sequence[Any]) -> list[Structure]:
 
 
 def training_steps(family: str, sizes: dict[str, Any], device: torch.device) -> Callable[..., Callable[[], None]]:
-    """An untrained model: from structures that are one batch, a step of training it on them with Adam."""
+    """Build an untrained model: returns, for structures that are a batch, a step with Adam."""
     torch.manual_seed(0)
     model = build(family, sizes).to(device).train()
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-4)
@@ -82,7 +82,7 @@ def training_steps(family: str, sizes: dict[str, Any], device: torch.device) -> 
 def measure(
     family: str, sizes: dict[str, Any], structures: str, repeats: int, seconds: float, gibibytes: float, device: str
 ) -> dict[str, Any]:
-    """Measure the memory of a step after one to warm up on a single structure, then seconds of further ones.
+    """Measure the memory of a step after one to warm up, then seconds of further ones.
 
     Args:
         family: see :func:`peers.build`.

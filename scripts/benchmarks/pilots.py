@@ -1,4 +1,4 @@
-"""The long-range pilots: can a model learn what no neighbour can tell, and does it carry over to larger structures?
+"""Pilots of the long range: learn what no neighbour can tell, and carry it to larger sizes.
 
 *dipoles*: two rigid pairs of ions ±1 (Na and Cl), 2.4 Å long, with at least 6 Å of vacuum between the nearest ions of
 the two; the local cutoff is 4 Å. The energy is the Coulomb energy between the pairs, 14.3996 eV Å Σ q_i q_j / d_ij.
@@ -77,7 +77,7 @@ def direction(random: np.random.Generator) -> NDArray[np.float64]:
 
 
 def two_dipoles(random: np.random.Generator) -> Ions:
-    """Two dipoles in any orientation, their centres at a distance between the vacuum's width and FARTHEST."""
+    """Two dipoles in any orientation, their centres at most FARTHEST apart."""
     charges = np.array([1.0, -1.0, 1.0, -1.0])
     while True:
         centre = random.uniform(VACUUM, FARTHEST) * direction(random)
@@ -89,7 +89,7 @@ def two_dipoles(random: np.random.Generator) -> Ions:
 
 
 def dipoles_at(random: np.random.Generator, distance: float) -> Ions:
-    """Two dipoles in any orientation with their centres ``distance`` Å apart; if that is NEAR, up to so far."""
+    """Two dipoles with their centres ``distance`` Å apart; if that is NEAR, up to so far."""
     while True:
         ions = two_dipoles(random)
         between = ions.positions[2:].mean(axis=0)
@@ -108,7 +108,7 @@ def charged_pairs(positions: NDArray[np.float64], charges: NDArray[np.float64]) 
 
 
 def cluster(random: np.random.Generator, n: int) -> Ions:
-    """As many positive as negative ions, placed at random."""
+    """Ions placed at random, as many positive as negative ones."""
     side = SIDE * (n / CLUSTER) ** (1 / 3)
     positions = np.zeros((0, 3))
     while len(positions) < n:
@@ -182,7 +182,7 @@ PILOTS = {
 
 
 def write_ions(path: Path, structures: Iterable[Ions], count: int, what: str) -> None:
-    """An LMDB file of ions, Na where the charge is positive and Cl elsewhere; kept if it is there."""
+    """Write an LMDB file of ions, Na where the charge is positive, else Cl; kept if there."""
     if path.exists():
         return
     records = (
@@ -265,7 +265,7 @@ def judge(
 
 
 def write_data(name: str, pilot: Pilot, folder: Path) -> tuple[Path, dict[str, Path]]:
-    """The file to train on and the test sets by name, the same for the same arguments; kept if they are there."""
+    """Write the file to train on and the test sets by name; kept if they are there."""
 
     def write(part: str, count: int, seed: int, *size: int) -> Path:
         path, random = folder / f"{name}-{part}-{count}.lmdb", np.random.default_rng([seed, *size] if size else seed)
@@ -279,7 +279,7 @@ def write_data(name: str, pilot: Pilot, folder: Path) -> tuple[Path, dict[str, P
 
 
 def figure(rows: list[results.Row], axis: str) -> Figure:
-    """The error against the size or distance of the tests: the mean over the seeds, and what a constant has."""
+    """Error against the size or distance of the tests, mean over the seeds, with a constant's."""
     drawn = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = drawn.subplots()
     tests = sorted({float(row["test"]) for row in rows})

@@ -107,7 +107,7 @@ def measure(store: results.Store, name: str, n: int) -> None:
 
 
 def summary(rows: list[results.Row]) -> list[dict[str, Any]]:
-    """Quartiles of calls, and of energies at the end above the lowest that was found, in meV/atom."""
+    """Quartiles of calls, and of energies above the lowest that was found, meV/atom."""
     lowest: dict[tuple[str, str], float] = {}
     for row in rows:
         key = (row["set"], row["structure"])

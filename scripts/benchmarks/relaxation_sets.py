@@ -1,4 +1,4 @@
-"""Structures for `relaxation`: Lennard-Jones and EMT clusters and slabs, peptides, and drugs."""
+"""Structures for ``relaxation``: clusters and slabs of two potentials, peptides, and drugs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RESIDUES = list("AGSTVLNDKFYW")
 
 
 class LennardJones(Calculator):  # type: ignore[misc]
-    """Wells of ``depth`` eV where atoms are ``contact`` times the sum of their covalent radii apart."""
+    """Wells of ``depth`` eV at ``contact`` times the sum of the covalent radii."""
 
     implemented_properties = ("energy", "forces")
 
@@ -99,7 +99,7 @@ def _cluster(random: np.random.Generator, n: int, symbols: list[str], spacing: f
 
 
 def _slab(random: np.random.Generator, n: int, symbols: list[str], spacing: float) -> Atoms:
-    """Two to four layers of a face-centred crystal, with a vacancy or an adatom, often fixed below."""
+    """Two to four layers of an fcc crystal, with a vacancy or an adatom, often fixed below."""
     layers = int(random.integers(2, 5))
     side = max(2, int((n / layers) ** 0.5))
     across = max(2, n // (layers * side))

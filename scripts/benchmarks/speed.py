@@ -1,4 +1,4 @@
-"""Speed and memory of the default attention against dense attention, of whole models, and of molecular dynamics.
+"""Speed and memory of attention layers, of whole models, and of molecular dynamics.
 
     scripts/benchmarks/peers_environment.sh                                   # once: .venv-peers, for PaiNN
     python -m scripts.benchmarks.speed --peers-python .venv-peers/bin/python  # half an hour, the machine idle
@@ -46,7 +46,7 @@ LIMIT = 900.0
 
 
 def layer_jobs(options: argparse.Namespace) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Threads, and arguments of :func:`layer_worker.measure`: small structures first, and the largest cell once."""
+    """Threads and arguments of :func:`layer_worker.measure`, small structures first."""
     all_rows, both = [*OURS, DENSE], ["forward", "train"]
 
     def job(kind: str, size: int, rows: list[str], directions: list[str], threads: int) -> tuple[int, dict[str, Any]]:
@@ -109,7 +109,7 @@ def run_layers(options: argparse.Namespace, store: results.Store) -> None:
 
 
 def run_models(options: argparse.Namespace, store: results.Store, folder: Path) -> None:
-    """A training step of ``small``, and of peers as wide and as large as it is, on the bundled FG set."""
+    """Time a training step of ``small`` and of its peers on the bundled FG set."""
     found = structures.bundled(100 if options.quick else 768)
     for name, (family, sizes) in models.rows().items():
         point = {"part": "model", "kind": "adsorption", "size": sum(len(data.positions) for data in found)}
@@ -141,7 +141,7 @@ def run_dynamics(options: argparse.Namespace, store: results.Store, folder: Path
 
 
 def elsewhere(options: argparse.Namespace, family: str, function: str, /, **job: Any) -> dict[str, Any]:
-    """Call a function in a process of its own, for PaiNN in the peers' environment, with the software of that."""
+    """Call a function in a process of its own, for PaiNN in the peers' environment."""
     python = options.peers_python if family == "painn" else sys.executable
     if python is None or not Path(python).exists():
         return {

@@ -1,4 +1,4 @@
-"""Feed molflt's readers with hostile input. Each must end well or in ``InputError`` and run nothing.
+"""Feed readers with hostile input; each must end well or in ``InputError``, and run nothing.
 
 An input is made from its target and seed alone. Inputs run in a child process with limited memory; the parent ends it
 when one input takes too long, and goes on behind an input that ended it.
@@ -44,7 +44,7 @@ _FORBIDDEN = (
 
 
 def run(target: str, seed: int, n: int, seconds: float = MOST_SECONDS) -> list[str]:
-    """Run the inputs of ``n`` seeds, each for some seconds at most; a line or more for each finding."""
+    """Run the inputs of ``n`` seeds, each for some seconds at most; a line for each finding."""
     found: list[str] = []
     # everything is imported already
     context = multiprocessing.get_context("fork")
@@ -106,7 +106,7 @@ def _child(name: str, seed: int, end: int, sender: Connection) -> None:
 
 
 def _problem(read: Callable[[bytes], object], raw: bytes) -> str:
-    """What is wrong with how an input ended; empty where nothing is."""
+    """Say what is wrong with the end of an input; empty if nothing is."""
     try:
         read(raw)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""What is fuzzed: for each kind of file an input from a seed, and its reader."""
+"""Targets of the fuzzer: for each kind of file an input from a seed, and its reader."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _through_file(file: Path, read: Callable[[Path], object]) -> Callable[[bytes
 
 
 def read_record(raw: bytes) -> Data:
-    """As a data set reads a record."""
+    """Read a record as a data set does."""
     return to_data(load_record(raw, "fuzz.lmdb#0"), "fuzz.lmdb#0")
 
 
@@ -231,7 +231,7 @@ def _shards(folder: Path) -> Target:
 
 
 def _names(folder: Path) -> Target:
-    """Records whose texts are hardly any, to all files that are made of them: what is written can be read."""
+    """Records of odd texts, to all files that are made of them: what is written can be read."""
     files = {suffix: folder / f"names{suffix}" for suffix in (".csv", ".extxyz", ".npz", ".lmdb")}
 
     def read(raw: bytes) -> None:
@@ -305,7 +305,7 @@ N_THREADS = 8
 
 
 def _threads(folder: Path) -> Target:
-    """SMILES, half of them wrong, in several threads at once: each must be what one thread makes of it."""
+    """SMILES in several threads at once: each must be what one thread makes of it."""
 
     def made(word: str) -> str:
         try:

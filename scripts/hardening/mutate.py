@@ -81,7 +81,7 @@ OPERATOR_PROVIDERS["molflt"] = {"RemoveGuard": RemoveGuard}
 
 
 def annotations(source: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where annotations of arguments and results begin and end."""
+    """Begins and ends of the annotations of arguments and results."""
     for node in ast.walk(source):
         found = getattr(node, "returns", None) or getattr(node, "annotation", None)
         if isinstance(node, ast.FunctionDef | ast.arg) and found is not None:
@@ -96,7 +96,7 @@ def mutants(modules: list[Path], guards: bool) -> list[WorkItem]:
 
 
 def sample(n_places: int, seed: int) -> list[WorkItem]:
-    """One mutant at each of some random places of the packages, relative to the working directory."""
+    """One mutant at each of some random places, relative to the working directory."""
     modules = [path for package in PACKAGES for path in sorted(Path("molflt", package).rglob("*.py"))]
     unused = {path: list(annotations(ast.parse(path.read_text(encoding="utf-8")))) for path in modules}
     places: dict[tuple[str, tuple[int, int], str], list[WorkItem]] = defaultdict(list)
@@ -116,7 +116,7 @@ def sample(n_places: int, seed: int) -> list[WorkItem]:
 
 
 def tests_of(mutation: MutationSpec, coverage: CoverageData) -> list[str]:
-    """Tests that run a mutated line, or behind a guard the next one; where there are none, those of the module."""
+    """Tests that run a mutated line, or the one behind a guard; if none, those of the module."""
     files = [f for f in coverage.measured_files() if f.endswith(f"/{mutation.module_path}")]
     by_line = coverage.contexts_by_lineno(files[0]) if files else {}
     line = mutation.end_pos[0] + 1 if mutation.operator_name == GUARDS else mutation.start_pos[0]

@@ -1,4 +1,4 @@
-"""Search for leaks: resident memory and open files through an hour of molflt's Python interface.
+"""Search for leaks of memory and files through an hour of molflt's Python interface.
 
 Half of the time goes into predictions, of molecules of changing size and number and now and then of a file, by a
 model that stays loaded; the other half into cycles of training a small model, loading it and evaluating it. Slopes
@@ -78,7 +78,7 @@ class Series:
         return slope(self.calls, self.memory), slope(self.calls, self.files)
 
     def complaints(self, most: float) -> list[str]:
-        """A line for memory that grows by more than so many KiB a call, and one for files that stay open."""
+        """A line for memory that grows by more than ``most`` KiB a call, and one for files."""
         if len(self.calls) < FEWEST:
             return [f"{self.name}: {len(self.calls)} samples are too few; give more --minutes"]
         memory, files = self.growth()
@@ -91,7 +91,7 @@ class Series:
 
 
 def slope(x: list[int], y: list[float]) -> float:
-    """Median of the slopes between all pairs of points, without the first third; at most 400 points are taken."""
+    """Median of the slopes between all pairs of at most 400 points, without the first third."""
     kept = np.unique(np.linspace(len(x) // 3, len(x) - 1, 400).astype(int))
     a, b = np.asarray(x, dtype=float)[kept], np.asarray(y, dtype=float)[kept]
     i, j = np.triu_indices(len(a), 1)

@@ -1,4 +1,4 @@
-"""Try all that is known against the promises of molflt, each attack for some time, in rounds of a seed each.
+"""Try all known attacks on molflt, each for some time, in rounds of a seed each.
 
     python -m scripts.hardening.trial --seconds 60                  # each attack for a minute, from seed 0
     python -m scripts.hardening.trial --seconds 3600 --record       # for hours; the documented table anew
@@ -53,7 +53,7 @@ ATTACKS = {
 
 
 def round_of(attack: str, seed: int) -> tuple[int, list[str]]:
-    """Try the inputs or points of one seed: how many there were, and a line for each that got through.
+    """Try the inputs or points of one seed: their number, and a line for each that got through.
 
     Raises:
         RuntimeError: the attack itself failed.

@@ -1,4 +1,4 @@
-"""FLT Table 2 in miniature: scikit-learn's handwritten digits, one token for every pixel of an 8 by 8 image.
+"""FLT Table 2 in miniature: handwritten digits, one token for every pixel of 8 by 8.
 
 Trains the same small transformer (3 layers, width 48, 4 heads, mean pooled, learned absolute positions) on 1,437
 images with Performer, cosFormer and FLT with a Gaussian mixture in the plane, three seeds. The table has the accuracy
@@ -35,7 +35,7 @@ LAYERS, DIM, HEADS, N_FEATURES, N_FREQUENCIES = 3, 48, 4, 32, 16
 
 
 def images() -> tuple[Tensor, Tensor]:
-    """Pixels from 0 to 1, (1797, 64, 1), in raster order, and digits, (1797,), in the order of the split."""
+    """Pixels from 0 to 1, (1797, 64, 1), in raster order, and digits, (1797,)."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError:
@@ -47,7 +47,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 
 def run_once(folder: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
-    """Train one model, or take what an earlier run has found; "curve" has accuracies in per cent."""
+    """Train one model, or take an earlier result; "curve" has accuracies in per cent."""
     pixels, digits = images()
 
     def make() -> dict[str, Any]:

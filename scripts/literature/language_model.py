@@ -1,4 +1,4 @@
-"""FLT Table 1 in miniature: a byte-level language model on the sources of Python's standard library.
+"""FLT Table 1 in miniature: language models of bytes of Python's standard library.
 
 Trains the same small causal transformer with Performer, log-linear Performer, FLT with a Gaussian mixture and FLT
 with local RPE, and with dense softmax and a relative bias for reference; three seeds. The table has the perplexity
@@ -35,7 +35,7 @@ SKIPPED = {"test", "tests", "idlelib", "site-packages", "turtledemo", "encodings
 
 
 def corpus() -> tuple[Tensor, Tensor]:
-    """Training and validation text, uint8: every tenth file, in the order of their paths, is held out."""
+    """Training and validation text, uint8: every tenth file by path is held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(path for path in root.rglob("*.py") if not SKIPPED & set(path.relative_to(root).parts[:-1]))
     parts = [bytearray(), bytearray()]
@@ -46,7 +46,7 @@ def corpus() -> tuple[Tensor, Tensor]:
 
 
 def windows(text: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """LENGTH bytes from each start, and the bytes that follow each of them; (batch, LENGTH) int64."""
+    """LENGTH bytes from each start, and the bytes behind each of them; (batch, LENGTH) int64."""
     bytes_ = text[start[:, None] + torch.arange(LENGTH + 1)].to(torch.int64)
     return bytes_[:, :-1], bytes_[:, 1:]
 

@@ -1,4 +1,4 @@
-"""Time and memory of transformer layers against the length of the sequence (FLT Fig. 1; LARA Fig. 2 and Table 6).
+"""Time and memory of layers against length (FLT Fig. 1; LARA Fig. 2 and Table 6).
 
 Forward passes, each case in a process of its own: seconds per call, and by how much the first call raises the peak
 of resident memory, parameters not counted. A case whose shorter lengths foretell more memory or time than allowed is
@@ -34,7 +34,7 @@ from scripts.literature.sequence_model import Block, attention_layers
 
 @dataclass
 class Setting:
-    """What one figure compares; ratios are to the first mechanism."""
+    """Mechanisms and sizes of a figure; ratios are to the first mechanism."""
 
     attention: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -94,7 +94,7 @@ def layers(setting: Setting, name: str, length: int) -> nn.Module:
 
 @torch.no_grad()
 def measure(figure: str, name: str, length: int, repeats: int) -> dict[str, Any]:
-    """Measure seconds of every call after the first, and the growth of resident memory in the first."""
+    """Measure seconds of every call after the first, and the growth of memory in the first."""
     setting = FIGURES[figure]
     torch.manual_seed(0)
     model, cpu = layers(setting, name, length), torch.device("cpu")
@@ -106,7 +106,7 @@ def measure(figure: str, name: str, length: int, repeats: int) -> dict[str, Any]
 
 
 def expected(known: list[tuple[int, float]], length: int) -> float:
-    """Cost at the next length by the power law through the last two, between linear and quadratic."""
+    """Cost at the next length by a power law through the last two, linear to quadratic."""
     last, cost = known[-1]
     power = 2.0
     if len(known) > 1 and known[-2][1] > 0 and cost > 0:

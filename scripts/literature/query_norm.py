@@ -1,4 +1,4 @@
-"""Luo Fig. 1b: what positive random features make of a softmax distribution when queries and keys get longer.
+"""Luo Fig. 1b: error of positive random features against the length of queries and keys.
 
 One query and 1024 keys, uniform on the unit sphere in 64 dimensions, all multiplied by R. The error is
 |A − Â|₁ between the softmax distribution A and its estimate from m features; it is 2 where they share nothing.
@@ -47,7 +47,7 @@ def error(query: Tensor, key: Tensor, matrix: str, m: int, generator: torch.Gene
 
 
 def measure(radii: list[float], counts: list[int], seeds: int) -> list[dict[str, Any]]:
-    """A row for every weight matrix, R and m. A seed is a query, keys and ω; all R and m see the same tokens."""
+    """A row for every weight matrix, R and m; all R and m see the same tokens."""
     distances: dict[Key, list[float]] = defaultdict(list)
     for seed in track(range(seeds), "query norm", total=seeds):
         generator = torch.Generator().manual_seed(seed)

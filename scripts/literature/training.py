@@ -69,7 +69,7 @@ def fit(
 
 
 def kept(folder: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Result of an earlier run in a folder, or of ``make`` with the settings, which is then written there.
+    """Result of an earlier run in a folder, or of ``make``, which is then written there.
 
     Raises:
         SystemExit: the earlier run had other settings.
