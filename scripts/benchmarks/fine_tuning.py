@@ -9,16 +9,8 @@ of the group are the test. Nothing is chosen by it: what is judged is the moving
 
 Training on all others takes long; a folder of scripts.benchmarks.accuracy in which the row flt of these divisions is
 finished has it already. A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes
-docs/results/fine_tuning.csv with a row for each run:
-
-    set         the division of scripts.benchmarks.fg_splits
-    row         not fine-tuned: the model that never saw the group; fine-tuned: from it on; from nothing
-    seed        of the run, and of which structures of the group are learnt
-    n           structures learnt
-    mae         mean absolute error on the others of the group, eV
-    mad         mean absolute deviation of their labels, eV
-
-and behind them scripts.results.PROVENANCE.
+docs/results/fine_tuning.csv with a row for each run; ``n`` are structures learnt, ``mad`` is the mean absolute deviation
+of the labels of the test, eV.
 """
 
 from __future__ import annotations
