@@ -115,11 +115,29 @@ def record(
 
 
 def extend(
-    path: Path, rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, Any] | None = None, digits: int = 4
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    conditions: Mapping[str, Any] | None = None,
+    digits: int = 4,
+    columns: Sequence[str] = (),
 ) -> None:
-    """Write what has just been measured behind what is there: as :func:`record`."""
-    known = provenance(conditions)
-    write(path, [*read(path), *({**row, **known} for row in rows)], (*rows[0], *PROVENANCE), digits)
+    """Write what has just been measured behind what is there: as :func:`record`.
+
+    A row may know better than this process by which software it was made. ``columns`` are those that are kept, by
+    default all of the first row.
+
+    Raises:
+        SystemExit: the file was made under other conditions, which must not be mixed.
+    """
+    known, before = provenance(conditions), read(path)
+    if other := {row["conditions"] for row in before} - {known["conditions"]}:
+        raise SystemExit(
+            f"error: {path} was measured under other conditions ({other.pop()}; now {known['conditions']}); choose "
+            "another place, or move the file away"
+        )
+    names = tuple(dict.fromkeys((*(columns or rows[0]), *PROVENANCE)))
+    new = [{name: value for name, value in {**known, **row}.items() if name in names} for row in rows]
+    write(path, [*before, *new], names, digits)
 
 
 def text(value: Any, digits: int = 4) -> str:
@@ -134,36 +152,6 @@ def text(value: Any, digits: int = 4) -> str:
 def numbers(cell: str) -> list[float]:
     """The numbers of a cell."""
     return [float(part) for part in cell.split()]
-
-
-class Store:
-    """Rows of a CSV, each of them on disk before the next is measured.
-
-    Args:
-        path: of the file; what it holds already is kept.
-        columns: besides those of :data:`PROVENANCE`.
-        conditions: what all rows share.
-
-    Raises:
-        SystemExit: the file was made under other conditions, which must not be mixed.
-    """
-
-    def __init__(self, path: Path, columns: Sequence[str], conditions: Mapping[str, Any]) -> None:
-        self.path, self.columns = path, (*columns, *PROVENANCE)
-        self.rows = read(path)
-        self.provenance = provenance(conditions)
-        mine = self.provenance["conditions"]
-        if other := {row["conditions"] for row in self.rows} - {mine}:
-            raise SystemExit(
-                f"error: {path} was measured under other conditions ({other.pop()}; now {mine}); choose another "
-                "--out, or move the file away"
-            )
-
-    def add(self, row: Mapping[str, Any], **provenance: str) -> None:
-        """Add a row on disk; ``provenance`` replaces what is known of this process."""
-        whole = {**row, **self.provenance, **provenance}
-        self.rows.append({name: text(whole.get(name), 6) for name in self.columns})
-        write(self.path, self.rows, self.columns)
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -230,6 +218,7 @@ def sweep(
     judge: Callable[..., Mapping[str, Any] | Sequence[Mapping[str, Any]]],
     conditions: Mapping[str, Any] | None = None,
     digits: int = 4,
+    columns: Sequence[str] = (),
 ) -> None:
     """Judge every point that a CSV does not have yet, and write its rows before the next.
 
@@ -239,13 +228,14 @@ def sweep(
         judge: returns the other columns, of one row or of several.
         conditions: see :data:`PROVENANCE`.
         digits: significant ones of a float.
+        columns: that are kept, in their order; by default all of the first row.
     """
     for point in points:
         if find(read(path), **point):
             continue
         found = judge(**point)
         rows = [found] if isinstance(found, Mapping) else found
-        extend(path, [{**point, **row} for row in rows], conditions, digits)
+        extend(path, [{**point, **row} for row in rows], conditions, digits, columns)
         for row in rows:
             print("  ".join(text(value, digits) for value in (*point.values(), *row.values())), flush=True)
 

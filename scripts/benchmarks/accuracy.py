@@ -11,9 +11,9 @@ goes on from its last epoch. Start the same command once for each core: no two p
     python -m scripts.tools.tables                    # writes the tables of the pages from docs/results/accuracy.csv
 
 The results are one CSV with a row for each run and each set of structures that it was judged on: ``set`` is qm7, fg,
-perovskites or atoms, or fg-RULE for a division of scripts.benchmarks.fg_splits; ``model`` the row of the table; ``fold``
-0 where there is one division; ``mae`` in eV, of the perovskites per cell; ``steps`` are a peer's, whose ``epochs`` end
-where its time is over; ``minutes`` are of the processor, for training.
+perovskites or atoms, or fg-RULE for a division of scripts.benchmarks.fg_splits; ``model`` the row of the table;
+``fold`` 0 where there is one division; ``mae`` in eV, of the perovskites per cell; ``steps`` are a peer's, whose
+``epochs`` end where its time is over; ``minutes`` are of the processor, for training.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from molflt.adsorption.adsorb import N_GUESSES, adsorb_conformers, molecule
 from molflt.adsorption.placing import surface
 from molflt.data.ase import from_atoms
 from molflt.data.dataset import fingerprint
-from molflt.data.progress import track
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.prediction.members import member_paths
@@ -158,16 +157,16 @@ def main() -> None:
         data = shared("fg/slice1.extxyz.gz")
         weights = " ".join(fingerprint(path)[:12] for path in member_paths(options.model))
         conditions = {"data": data.name, "guesses": options.guesses, "weights": weights}
-        store = results.Store(options.results, COLUMNS, conditions)
-        known = {row["sid"] for row in store.rows}
         with gzip.open(data, "rb") as stream:
             structures = ase.io.read(io.TextIOWrapper(stream, "utf-8"), index=":", format="extxyz")
         order = sample(structures, options.limit)
-        model = load(options.model)
-        waiting = [structures[k] for k in order if str(structures[k].info["sid"]) not in known]
-        for atoms in track(waiting, "structures", total=len(order), done=len(order) - len(waiting)):
-            store.add(judge(atoms, model, options.guesses))
-    print(table(store.rows))
+        model, by_sid = load(options.model), {structures[k].info["sid"]: structures[k] for k in order}
+
+        def one(sid: Any) -> dict[str, Any]:
+            return judge(by_sid[sid], model, options.guesses)
+
+        results.sweep(options.results, [{"sid": sid} for sid in by_sid], one, conditions, digits=6, columns=COLUMNS)
+    print(table(results.read(options.results)))
 
 
 if __name__ == "__main__":

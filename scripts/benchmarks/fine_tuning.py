@@ -9,8 +9,8 @@ of the group are the test. Nothing is chosen by it: what is judged is the moving
 
 Training on all others takes long; a folder of scripts.benchmarks.accuracy in which the row flt of these divisions is
 finished has it already. A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes
-docs/results/fine_tuning.csv with a row for each run; ``n`` are structures learnt, ``mad`` is the mean absolute deviation
-of the labels of the test, eV.
+docs/results/fine_tuning.csv with a row for each run; ``n`` are structures learnt, ``mad`` is the mean absolute
+deviation of the labels of the test, eV.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ from scripts.benchmarks.relaxation_sets import tasks
 CALLS, FMAX = 300, 0.05
 KEPT = results.DOCS / "results" / "relaxation.csv"
 SETS = {"lj": "Lennard-Jones", "emt": "EMT", "mmff": "peptides, MMFF94", "xtb": "molecules, GFN2-xTB"}
-COLUMNS = ("set", "structure", "atoms", "optimiser", "calls", "converged", "energy")
 
 
 def plain(structures: Structures, history: History) -> torch.Tensor:
@@ -80,12 +80,17 @@ class Counted(Calculator):  # type: ignore[misc]
         self.results = {"energy": self.energy, "forces": forces}
 
 
-def relax(structure: Atoms, make: Callable[[Atoms], Any]) -> dict[str, Any]:
+structures = functools.cache(lambda name, n: list(tasks(name, n)))
+"""Of a set, made once."""
+
+
+def relax(set: str, structure: int, optimiser: str, n: int) -> dict[str, Any]:
     """Count force calls to the end, or to :data:`CALLS`; "energy" is the last one in eV."""
-    atoms = structure.copy()
-    atoms.calc = Counted(structure.calc)
+    start = structures(set, n)[structure]
+    atoms = start.copy()
+    atoms.calc = Counted(start.calc)
     try:
-        converged = bool(make(atoms).run(fmax=FMAX, steps=CALLS))
+        converged = bool(OPTIMISERS[optimiser](atoms).run(fmax=FMAX, steps=CALLS))
     except ExhaustedError:
         converged = False
     except Exception as error:  # An optimiser that gives up has not converged.
@@ -93,17 +98,8 @@ def relax(structure: Atoms, make: Callable[[Atoms], Any]) -> dict[str, Any]:
         converged = False
     # As text, for a total energy has more digits than a table keeps.
     energy = f"{atoms.calc.energy:.6f}"
-    return {"calls": atoms.calc.count if converged else CALLS, "converged": int(converged), "energy": energy}
-
-
-def measure(store: results.Store, name: str, n: int) -> None:
-    """Relax a set by all optimisers; what is in the store is not measured again."""
-    for k, structure in enumerate(tasks(name, n)):
-        for optimiser, make in OPTIMISERS.items():
-            if not results.find(store.rows, set=name, structure=k, optimiser=optimiser):
-                row = {"set": name, "structure": k, "atoms": len(structure), "optimiser": optimiser}
-                store.add(row | relax(structure, make))
-        print(f"{name} {k}", flush=True)
+    calls = atoms.calc.count if converged else CALLS
+    return {"atoms": len(atoms), "calls": calls, "converged": int(converged), "energy": energy}
 
 
 def summary(rows: list[results.Row]) -> list[dict[str, Any]]:
@@ -159,10 +155,13 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     conditions = {"fmax": FMAX, "calls": CALLS}
-    store = results.Store(options.out / "relaxations.csv", COLUMNS, conditions)
-    for name in options.sets:
-        measure(store, name, options.structures)
-    rows = summary(store.rows)
+    path = options.out / "relaxations.csv"
+    points = [
+        {"set": name, "structure": k, "optimiser": optimiser}
+        for name, k, optimiser in product(options.sets, range(options.structures), OPTIMISERS)
+    ]
+    results.sweep(path, points, functools.partial(relax, n=options.structures), conditions)
+    rows = summary(results.read(path))
     results.record(options.results, rows, conditions)
     plot(results.figure_path(options.results), rows)
 

@@ -14,7 +14,8 @@ dropout. Finished runs are kept. Needs scikit-learn.
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -46,38 +47,32 @@ def images() -> tuple[Tensor, Tensor]:
     return pixels[..., None], torch.from_numpy(data.target[order]).to(torch.int64)
 
 
-def run_once(folder: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
-    """Train one model, or take an earlier result; "curve" has accuracies in per cent."""
+def judge(attention: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train one model: accuracy in per cent, and the other columns of :func:`training.fit`."""
     pixels, digits = images()
+    torch.manual_seed(seed)
+    counts = N_FEATURES, N_FREQUENCIES, seed, KERNEL[attention]
+    layers = attention_layers(attention, DIM, HEADS, LAYERS, (SIDE, SIDE), False, *counts)
+    model = SequenceTransformer(layers, nn.Linear(1, DIM), DIM, 2 * DIM, SIDE * SIDE, CLASSES, pooled=True)
+    # The order of the images depends on the seed alone: every attention sees the same batches.
+    random, waiting = torch.Generator().manual_seed(seed), list[Tensor]()
 
-    def make() -> dict[str, Any]:
-        torch.manual_seed(seed)
-        layers = attention_layers(
-            name, DIM, HEADS, LAYERS, (SIDE, SIDE), False, N_FEATURES, N_FREQUENCIES, seed, KERNEL[name]
-        )
-        model = SequenceTransformer(layers, nn.Linear(1, DIM), DIM, 2 * DIM, SIDE * SIDE, CLASSES, pooled=True)
-        # The order of the images depends on the seed alone: every attention sees the same batches.
-        random, waiting = torch.Generator().manual_seed(seed), list[Tensor]()
+    def loss() -> Tensor:
+        if not waiting:
+            waiting.extend(reversed(torch.randperm(N_TRAIN, generator=random).split(BATCH)))
+        part = waiting.pop()
+        # Over the full size also where a batch has less, so that every image of an epoch counts the same.
+        return functional.cross_entropy(model(pixels[part]), digits[part], reduction="sum") / BATCH
 
-        def loss() -> Tensor:
-            if not waiting:
-                waiting.extend(reversed(torch.randperm(N_TRAIN, generator=random).split(BATCH)))
-            part = waiting.pop()
-            # Over the full size also where a batch has less, so that every image of an epoch counts the same.
-            return functional.cross_entropy(model(pixels[part]), digits[part], reduction="sum") / BATCH
+    def accuracy() -> float:
+        model.eval()
+        with torch.no_grad():
+            parts = [model(part).argmax(dim=-1) for part in pixels[N_TRAIN:].split(BATCH)]
+        model.train()
+        return 100 * float((torch.cat(parts) == digits[N_TRAIN:]).double().mean())
 
-        def accuracy() -> float:
-            model.eval()
-            with torch.no_grad():
-                parts = [model(part).argmax(dim=-1) for part in pixels[N_TRAIN:].split(BATCH)]
-            model.train()
-            return 100 * float((torch.cat(parts) == digits[N_TRAIN:]).double().mean())
-
-        how: dict[str, Any] = {"lr": 2e-3, "warm_up": 0.2, "weight_decay": 0.05}
-        return training.fit(model, loss, accuracy, steps, f"{name}, seed {seed}", **how)
-
-    settings = {"attention": name, "seed": seed, "steps": steps}
-    return training.kept(folder / name / str(seed), settings, make)
+    how: dict[str, Any] = {"lr": 2e-3, "warm_up": 0.2, "weight_decay": 0.05}
+    return training.fit(model, loss, accuracy, steps, f"{attention}, seed {seed}", **how)
 
 
 def main() -> None:
@@ -89,14 +84,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.steps = [0], 2
+    points = [{"attention": name, "seed": seed} for seed, name in product(options.seeds, options.attention)]
     rows = []
-    for name in options.attention:
-        mine = [run_once(options.out, name, seed, options.steps) for seed in options.seeds]
-        each = [run["curve"][-1][1] for run in mine]
+    for name, mine in training.runs(options.out, points, partial(judge, steps=options.steps), options.steps).items():
+        each = [float(run["value"]) for run in mine]
         mean, spread = training.mean_spread(each)
         row = {"attention": name, "kernel": KERNEL[name], "seeds": len(mine), "steps": options.steps}
         row |= {"accuracy": mean, "spread": spread, "parameters": mine[0]["parameters"], results.EACH: each}
-        row |= {"seconds_per_step": float(np.median([run["step_ms"] for run in mine])) / 1e3}
+        row |= {"seconds_per_step": training.milliseconds(mine) / 1e3}
         published = PAPER.get(name, (math.nan,) * 3)
         rows.append(row | dict(zip(("imagenet", "places365", "fashion_mnist"), published, strict=True)))
     results.record(options.out / "digits.csv", rows, {"steps": options.steps})

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 import sysconfig
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,37 +66,31 @@ def bits_per_byte(model: nn.Module, text: Tensor) -> float:
     return total / (N_VALIDATION * LENGTH * math.log(2))
 
 
-def run_once(folder: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
-    """Train one model, or take what an earlier run has found."""
+def judge(attention: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train one model: bits per byte, and the other columns of :func:`training.fit`."""
+    torch.manual_seed(seed)
+    layers = attention_layers(attention, DIM, HEADS, LAYERS, (LENGTH,), True, N_FEATURES, N_FREQUENCIES, seed)
+    model = SequenceTransformer(layers, nn.Embedding(256, DIM), DIM, FFN, LENGTH, 256, pooled=False)
+    train, validation = corpus()
+    # Windows depend on the seed alone: every attention sees the same text in the same order.
+    random = torch.Generator().manual_seed(seed)
 
-    def make() -> dict[str, Any]:
-        torch.manual_seed(seed)
-        layers = attention_layers(name, DIM, HEADS, LAYERS, (LENGTH,), True, N_FEATURES, N_FREQUENCIES, seed)
-        model = SequenceTransformer(layers, nn.Embedding(256, DIM), DIM, FFN, LENGTH, 256, pooled=False)
-        train, validation = corpus()
-        # Windows depend on the seed alone: every attention sees the same text in the same order.
-        random = torch.Generator().manual_seed(seed)
+    def loss() -> Tensor:
+        inputs, targets = windows(train, torch.randint(len(train) - LENGTH - 1, (BATCH,), generator=random))
+        return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
-        def loss() -> Tensor:
-            inputs, targets = windows(train, torch.randint(len(train) - LENGTH - 1, (BATCH,), generator=random))
-            return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-
-        how: dict[str, Any] = {"lr": 3e-3, "warm_up": 0.1, "betas": (0.9, 0.98), "weight_decay": 0.01}
-        return training.fit(
-            model, loss, lambda: bits_per_byte(model, validation), steps, f"{name}, seed {seed}", **how
-        )
-
-    settings = {"attention": name, "seed": seed, "steps": steps}
-    return training.kept(folder / name / str(seed), settings, make)
+    how: dict[str, Any] = {"lr": 3e-3, "warm_up": 0.1, "betas": (0.9, 0.98), "weight_decay": 0.01}
+    label = f"{attention}, seed {seed}"
+    return training.fit(model, loss, lambda: bits_per_byte(model, validation), steps, label, **how)
 
 
-def plot(path: Path, runs: dict[str, list[dict[str, Any]]]) -> None:
+def plot(path: Path, runs: dict[str, list[results.Row]]) -> None:
     """Bits per byte against steps: mean and range over the seeds."""
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.subplots()
     for name, mine in runs.items():
         # (seeds, steps, 2): all have the same steps.
-        curves = np.array([run["curve"] for run in mine])
+        curves = np.array([results.numbers(run["curve"]) for run in mine]).reshape(len(mine), -1, 2)
         steps, values = curves[0, :, 0], curves[:, :, 1]
         axes.plot(steps, values.mean(axis=0), label=name)
         axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
@@ -112,18 +108,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.steps = [0], 2
-    runs = {
-        name: [run_once(options.out, name, seed, options.steps) for seed in options.seeds]
-        for name in options.attention
-    }
+    points = [{"attention": name, "seed": seed} for seed, name in product(options.seeds, options.attention)]
+    runs = training.runs(options.out, points, partial(judge, steps=options.steps), options.steps)
     rows = []
     for name, mine in runs.items():
-        bits = [run["curve"][-1][1] for run in mine]
-        perplexity, spread = training.mean_spread([2**b for b in bits])
-        row = {"attention": name, "perplexity": perplexity, "spread": spread, "bits": float(np.mean(bits))}
-        row |= {"seconds": float(np.median([run["step_ms"] for run in mine])) * options.steps / 1e3}
-        row |= {"parameters": mine[0]["parameters"], "paper": PAPER.get(name, math.nan)}
-        rows.append(row | {results.EACH: [2**b for b in bits]})
+        each = [2 ** float(run["value"]) for run in mine]
+        perplexity, spread = training.mean_spread(each)
+        row = {"attention": name, "perplexity": perplexity, "spread": spread, "bits": float(np.mean(np.log2(each)))}
+        row |= {"seconds": training.milliseconds(mine) * options.steps / 1e3, "parameters": mine[0]["parameters"]}
+        rows.append(row | {"paper": PAPER.get(name, math.nan), results.EACH: each})
     results.record(options.out / "language_model.csv", rows, {"steps": options.steps})
     plot(options.out / "language_model.png", runs)
     print(results.table(rows))

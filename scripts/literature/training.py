@@ -1,8 +1,7 @@
-"""Training loop of the comparisons on sequences, and results of runs that are finished."""
+"""Training loop of the comparisons on sequences, and their tables."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from molflt.data.progress import track
-from molflt.files import atomic_file
+from scripts import results
 
 
 def fit(
@@ -40,7 +39,8 @@ def fit(
         adam: further arguments of AdamW.
 
     Returns:
-        "curve", (step, value) of ``evaluate``, and "step_ms", the median time of a step.
+        "value", the last one of ``evaluate``, "step_ms", the median time of a step, "parameters", trained numbers,
+        and "curve", steps and values in turn.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=lr, **adam)
     warm = max(1, int(warm_up * steps))
@@ -49,7 +49,7 @@ def fit(
         return min((step + 1) / warm, 0.5 * (1 + math.cos(math.pi * max(0, step - warm) / max(1, steps - warm))))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, rate)
-    curve, seconds = [], []
+    curve, seconds = list[float](), []
     for step in track(range(1, steps + 1), label, total=steps):
         start = time.perf_counter()
         found = loss()
@@ -60,31 +60,28 @@ def fit(
         schedule.step()
         seconds.append(time.perf_counter() - start)
         if step % max(1, steps // 10) == 0 or step == steps:
-            curve.append((step, evaluate()))
-    return {
-        "curve": curve,
-        "step_ms": 1e3 * float(np.median(seconds)),
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
+            curve += [step, evaluate()]
+    parameters = sum(p.numel() for p in model.parameters())
+    step_ms = 1e3 * float(np.median(seconds))
+    return {"value": curve[-1], "step_ms": step_ms, "parameters": parameters, "curve": curve}
 
 
-def kept(folder: Path, settings: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Result of an earlier run in a folder, or of ``make``, which is then written there.
+def runs(
+    out: Path, points: list[dict[str, Any]], judge: Callable[..., dict[str, Any]], steps: int
+) -> dict[str, list[results.Row]]:
+    """Train what runs.csv in a folder does not have; returns its rows by attention, those that were asked for."""
+    path = out / "runs.csv"
+    results.sweep(path, points, judge, {"steps": steps}, digits=8)
+    found: dict[str, list[results.Row]] = {}
+    for row in (results.find(results.read(path), **point) for point in points):
+        assert row is not None
+        found.setdefault(row["attention"], []).append(row)
+    return found
 
-    Raises:
-        SystemExit: the earlier run had other settings.
-    """
-    path = folder / "result.json"
-    if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if any(found.get(key) != value for key, value in settings.items()):
-            raise SystemExit(f"error: {path} was made with other settings; choose another --out, or remove it")
-        return found
-    folder.mkdir(parents=True, exist_ok=True)
-    result = settings | make()
-    with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(result), encoding="utf-8")
-    return result
+
+def milliseconds(mine: list[results.Row]) -> float:
+    """Median of the times of a step."""
+    return float(np.median([float(row["step_ms"]) for row in mine]))
 
 
 def mean_spread(values: list[float]) -> tuple[float, float]:

@@ -63,4 +63,4 @@ def test_finished_runs_are_kept_and_not_mixed_with_others(tmp_path):
     assert [row["each"] for row in again] == [row["each"] for row in rows]
     mixed = call("literature.language_model", tmp_path, "--steps", "9", "--seeds", "0")
     assert mixed.returncode == 1
-    assert "other settings" in mixed.stderr
+    assert "other conditions" in mixed.stderr
