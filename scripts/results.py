@@ -123,8 +123,8 @@ def unmixed(path: Path, conditions: Mapping[str, Any] | None) -> list[Row]:
     rows, mine = read(path), _listed(conditions)
     if other := {row["conditions"] for row in rows} - {mine}:
         raise SystemExit(
-            f"error: {path} was measured under other conditions ({other.pop()}; now {mine}); choose another place, or "
-            "move the file away"
+            f"error: {path} was measured under other conditions ({other.pop()}; now {mine}); choose another place, "
+            "or move the file away"
         )
     return rows
 
