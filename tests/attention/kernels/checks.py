@@ -1,4 +1,4 @@
-"""What must hold for every feature map, as functions of a kernel; and tokens to try them on."""
+"""Properties of every feature map, as functions of a kernel; and tokens to try them on."""
 
 from __future__ import annotations
 
@@ -140,21 +140,5 @@ def rows_are_gaussian(draw: Draw) -> None:
         assert kstest(mine[:, 0].numpy(), norm.cdf).pvalue > 1e-3
 
 
-def pairs(count: int, length: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Structures of one query and one key each, both of about the given length."""
-    q, k = torch.randn(2, count, 1, 1, WIDTH, generator=generator(4), dtype=torch.float64)
-    return length * q / math.sqrt(WIDTH), length * k / math.sqrt(WIDTH)
-
-
 def softmax_kernel(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return (q @ k.transpose(-1, -2)).exp()
-
-
-def squares(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """|q_i|² + |k_j|²."""
-    return (q * q).sum(-1)[..., :, None] + (k * k).sum(-1)[..., None, :]
-
-
-def square_of_sums(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """|q_i + k_j|²."""
-    return squares(q, k) + 2 * q @ k.transpose(-1, -2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from molflt.attention.build import Sizes, build_kernel, build_kernels
-from molflt.attention.kernels.base import FLOOR, kernelised_attention
+from molflt.attention.kernels.base import FLOOR, kernelised_attention, normalised, stable_features
 from molflt.attention.kernels.random_features import EluKernel, ReluKernel
 from molflt.attention.kernels.spectraformer import COMPONENT_FUNCTIONS
 from molflt.attention.registry import KERNELS, attention_config
@@ -14,6 +14,7 @@ from tests.attention.kernels.grid import GRID, dense_attention, kernel_of, pair_
 
 COVERING = [
     *(f"{c}-{m}" for c in COMPONENT_FUNCTIONS for m in ("iid", "fastfood")),
+    "posrf-orf",
     "oprf-mm",
     "saderf-qmc",
     "trigrf-sgq",
@@ -80,7 +81,7 @@ def test_an_estimate_of_either_sign_is_raised_to_the_floor():
     assert not torch.allclose(dense_attention("trigrf", omega, q, k, v)[low], found[low], rtol=1e-3)
 
 
-@pytest.mark.parametrize("component", ["oprf", "saderf"])
+@pytest.mark.parametrize("component", ["posrf", "oprf", "saderf"])
 def test_single_precision_keeps_its_accuracy_with_long_queries(component):
     """Against the logarithms of all pairs in double precision, for |q| near 60 and 16 wide heads."""
     kernel = kernel_of(f"{component}-orf", m=32, c=16)
@@ -141,3 +142,38 @@ def test_every_name_of_the_registry_builds_that_kernel():
     for name in ("posrf", "posrf-", "-orf", "posrf-orf-orf", "PosRF-ORF", "gauss-iid", "posrf_orf", ""):
         with pytest.raises(InputError, match="lists them"):
             build_kernel(name, WIDTH, 2, 14, 3, generator())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradcheck(masked):
+    kernel, inputs = kernel_of("posrf-orf", m=4, c=2), tokens(batch=1, heads=1, n=3, c=2)
+    mask = (torch.arange(3) < 2)[None, None, :, None] if masked else None
+    inputs = [t.requires_grad_() for t in inputs]
+    assert torch.autograd.gradcheck(lambda *x: kernelised_attention(kernel, *x, mask), inputs)
+
+
+def test_no_feature_exceeds_one_however_long_tokens_are_and_padding_is_zero():
+    q, k, _ = tokens(scale=40.0)
+    mask = torch.ones(2, 1, 6, 1, dtype=torch.bool)
+    mask[1, 0, 4:] = False
+    phi_q, phi_k = stable_features(*kernel_of("posrf-orf")(q, torch.where(mask, k, 1e3 * k), mask), mask)
+    assert max(float(phi_q.max()), float(phi_k.max())) <= 1.0
+    assert not bool(phi_k[1, :, 4:].any())
+    assert bool(phi_k[1, :, :4].any())
+
+
+def test_a_structure_without_tokens_is_zero():
+    mask = torch.ones(2, 1, 6, 1, dtype=torch.bool)
+    mask[1] = False
+    inputs = [t.requires_grad_() for t in tokens()]
+    out = kernelised_attention(kernel_of("posrf-orf"), *inputs, mask)
+    assert not bool(out[1].any())
+    assert all(bool(torch.isfinite(g).all()) for g in torch.autograd.grad(out.sum(), inputs))
+
+
+def test_a_normaliser_of_nothing_is_zero_with_a_finite_gradient():
+    numerator = torch.tensor([[1.0], [2.0], [0.0]], requires_grad=True)
+    normaliser = torch.tensor([[4.0], [1e-30], [0.0]], requires_grad=True)
+    out = normalised(numerator, normaliser)
+    assert out.flatten().tolist() == [0.25, 0.0, 0.0]
+    assert all(bool(torch.isfinite(g).all()) for g in torch.autograd.grad(out.sum(), [numerator, normaliser]))

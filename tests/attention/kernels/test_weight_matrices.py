@@ -1,4 +1,4 @@
-"""The law of the rows of each weight matrix, and FastFood as a module."""
+"""The law of the rows of each weight matrix, and matrices as modules: drawn, saved, redrawn, learned."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import torch
 from scipy.linalg import hadamard
 
 from molflt.attention.build import build_kernel
-from molflt.attention.kernels.random_features import DrawnMatrix, redraw
+from molflt.attention.kernels.random_features import DrawnMatrix, haar, orthogonal, redraw
 from molflt.attention.kernels.spectraformer import (
     DRAWN_MATRICES,
     FastFood,
@@ -21,9 +21,14 @@ from molflt.attention.kernels.spectraformer import (
     structured_orthogonal,
 )
 from molflt.errors import InputError
-from tests.attention.kernels.checks import generator, rows_are_gaussian
+from tests.attention.kernels.checks import draws, generator, rows_are_gaussian
 from tests.attention.kernels.grid import fastfood
-from tests.attention.kernels.test_random_features import off_diagonal
+
+
+def off_diagonal(block: torch.Tensor) -> float:
+    """Largest cosine between two rows."""
+    unit = torch.nn.functional.normalize(block, dim=1)
+    return float((unit @ unit.T - torch.eye(len(block))).abs().max())
 
 
 @pytest.mark.parametrize("name", DRAWN_MATRICES)
@@ -46,9 +51,38 @@ def test_shapes_and_seeds(name):
     assert torch.equal(matrix(), draw(22, 5, generator()).float())
 
 
-@pytest.mark.parametrize("draw", [iid, quasi_monte_carlo, fastfood])
+@pytest.mark.parametrize("draw", [iid, orthogonal, quasi_monte_carlo, fastfood])
 def test_a_row_is_gaussian(draw):
     rows_are_gaussian(draw)
+    if draw is orthogonal:
+        # Lengths within a block are independent of each other: those of one Gaussian matrix's own rows are not used.
+        correlation = torch.corrcoef(draws(draw, 1500, 4, 4).norm(dim=2).T) - torch.eye(4)
+        assert float(correlation.abs().max()) < 4.5 / math.sqrt(1500)
+
+
+@pytest.mark.parametrize(("m", "c"), [(8, 4), (13, 5), (3, 6), (1, 1)])
+def test_orthogonal_within_blocks_and_only_there(m, c):
+    omega = orthogonal(m, c, generator())
+    assert omega.shape == (m, c)
+    assert max(off_diagonal(omega[start : start + c]) for start in range(0, m, c)) < 1e-10
+    # Power: rows of different blocks are not, nor are independent ones.
+    if m > c:
+        assert off_diagonal(omega) > 1e-3
+        assert off_diagonal(iid(m, c, generator())) > 1e-3
+
+
+def test_haar_matrices_have_no_preferred_sign():
+    """QR alone leaves the diagonal of R positive, and the first entry of Q of one sign more often."""
+    random = generator()
+    matrices = torch.stack([haar(3, random) for _ in range(2000)])
+    torch.testing.assert_close(matrices @ matrices.mT, torch.eye(3, dtype=torch.float64).expand_as(matrices))
+    assert float(matrices.mean(dim=0).abs().max()) < 4.5 / math.sqrt(3 * 2000)
+    # E tr Q = 0 and E tr² = 1 on O(3).
+    traces = matrices.diagonal(dim1=1, dim2=2).sum(1)
+    assert abs(float(traces.mean())) < 4.5 / math.sqrt(2000)
+    assert abs(float(traces.square().mean()) - 1) < 0.2
+    plain = torch.linalg.qr(torch.randn(2000, 3, 3, generator=random, dtype=torch.float64))[0]
+    assert float(plain.mean(dim=0).abs().max()) > 0.2
 
 
 @pytest.mark.parametrize("draw", [structured_orthogonal, sphere])
@@ -173,3 +207,18 @@ def test_fastfood_is_saved_with_its_permutation_and_is_not_redrawn():
     redraw(model, generator(5))
     changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
     assert changed == {"0.weights.omega", "1.weights.omega"}
+
+
+def test_drawn_matrices_are_redrawn_in_place():
+    matrix = DrawnMatrix(orthogonal, 9, 5, generator())
+    first = matrix().clone()
+    held = matrix.state_dict()["omega"]
+    matrix.redraw(generator(8))
+    # In place: an optimiser or a graph that holds the buffer sees the new one.
+    assert matrix().data_ptr() == held.data_ptr()
+    assert torch.equal(matrix(), DrawnMatrix(orthogonal, 9, 5, generator(8))())
+    assert not torch.equal(matrix(), first)
+    matrix = matrix.double()
+    matrix.redraw(generator(8))
+    # All the digits of double precision.
+    assert not torch.equal(matrix().float().double(), matrix())
