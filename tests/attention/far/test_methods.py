@@ -5,6 +5,7 @@ import pytest
 import torch
 from ase import Atoms
 
+from molflt.attention.far import images as images_module
 from molflt.attention.far import members as members_module
 from molflt.attention.far.images import Structure, half_lattice, images
 from molflt.attention.far.ways import FarPlan, Group
@@ -118,6 +119,21 @@ def test_atoms_far_above_a_surface_need_no_more_images():
     far = pair_basis(atoms, rpe, "exact")
     torch.testing.assert_close(far[:-1, :-1], near, rtol=1e-11, atol=1e-13)
     assert not far[-1, :-1].any()
+
+
+def test_pieces_have_indices_that_every_scipy_reads(monkeypatch):
+    """SciPy 1.11 finds no piece where the indices have 64 bits, and the far field were nothing."""
+    dtypes = []
+    found = images_module.connected_components
+    monkeypatch.setattr(
+        images_module,
+        "connected_components",
+        lambda graph, **options: dtypes.extend((graph.row.dtype, graph.col.dtype)) or found(graph, **options),
+    )
+    positions = np.array([[0.0, 0, 0], [100, 0, 0], [1, 0, 0], [11, 0, 0]])
+    pieces = images_module.far_apart(Structure(positions, np.zeros((3, 3)), np.zeros(3, dtype=bool)), 10.0)
+    assert [piece.tolist() for piece in pieces] == [[0, 2, 3], [1]]
+    assert dtypes == [np.int32, np.int32]
 
 
 def test_too_many_waves_are_refused_before_they_are_made():

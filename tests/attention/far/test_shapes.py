@@ -7,9 +7,6 @@ import pytest
 import torch
 from ase import Atoms
 
-from molflt.attention.far import field as field_module
-from molflt.attention.far import grid as grid_module
-from molflt.attention.far import mesh as mesh_module
 from molflt.attention.far.field import ExactMethod
 from molflt.attention.far.members import GaussianRPE
 from molflt.attention.far.mesh_operator import MeshOperator, OnMesh
@@ -86,19 +83,6 @@ def test_every_shape_to_the_tolerance_and_on_a_grid_of_bounded_size(shape):
     waves = sum(math.prod(map(len, band.matrices)) for mesh in meshes for band in mesh.bands)
     assert points < 300 * len(positions)
     assert waves < 4_000_000
-
-
-@pytest.mark.parametrize("broken", ["coarser grid", "image too near", "waves left out"])
-def test_the_test_of_shapes_has_power(broken, monkeypatch):
-    if broken == "coarser grid":
-        monkeypatch.setattr(field_module, "spacing_in_widths", lambda tolerance: 0.8)
-    elif broken == "image too near":
-        padded = mesh_module.padded
-        monkeypatch.setattr(mesh_module, "padded", lambda *given: padded(*given[:-1], 0.65 * given[-1]))
-    else:
-        few = grid_module._n_waves
-        monkeypatch.setattr(grid_module, "_n_waves", lambda *given: tuple(2 * k // 3 for k in few(*given)))
-    assert meshes_and_error(cloud(300))[1] > TOLERANCE
 
 
 @pytest.mark.parametrize("shape", ["ball", "chain", "disk"])
