@@ -121,6 +121,19 @@ def water(n: int, seed: int = 0) -> Atoms:
     return Atoms("OHH" * n, np.repeat(centres, 3, axis=0) + random.normal(0, 0.6, size=(3 * n, 3)))
 
 
+def near_and_far(atoms, layer, shared, radial, q, k):
+    """near_ij and f̂_ij of all pairs, images summed with loops, (n, n, n_heads) each; f̂ = 0 without a far field."""
+    n, z = len(atoms), torch.as_tensor(atoms.numbers)
+    shifts = torch.from_numpy(np.array(images(atoms, 20.0)))
+    near, far = (torch.zeros(n, n, HEADS, dtype=torch.float64) for _ in range(2))
+    for i, j in np.ndindex(n, n):
+        near[i, j] = local_sum(atoms, i, j, q, k, layer, radial, CUTOFF, z)
+        if shared.rpe is not None:
+            delta = torch.from_numpy(atoms.positions[i] - atoms.positions[j]) + shifts
+            far[i, j] = shared.rpe().on_pairs((delta**2).sum(-1)).sum(1) @ layer.rpe_weights
+    return near, far
+
+
 def images(atoms: Atoms, radius: float) -> list[np.ndarray]:
     """Every lattice translation that can matter within ``radius``."""
     heights = np.ones(3)

@@ -69,6 +69,7 @@ def test_configurations_are_read_without_torch() -> None:
         ({"kernel": "posrf-orf", "far_rank": 1, "redraw_every": 5}, "redraw_every acts only with far_rank=m"),
         ({"mechanism": "kernelised", "n_landmarks": 5}, "n_landmarks acts only with kernel=lara"),
         ({"frequencies": "exact", "tolerance": 1e-5}, "tolerance acts only with a method other than exact"),
+        ({"mechanism": "undamped", "means": True}, "means acts only with directions=random"),
     ],
     ids=str,
 )
@@ -84,6 +85,7 @@ def test_what_is_refused(settings: Any, message: str) -> None:
         {"far_rank": "m", "n_features": 32, "redraw_every": 5},
         {"spectrum": "both"},
         {"frequencies": "exact"},
+        {"mechanism": "undamped", "directions": "random", "means": True},
     ],
     ids=str,
 )

@@ -8,7 +8,6 @@ import torch
 from ase import Atoms
 from ase.neighborlist import neighbor_list
 
-from molflt.attention import near
 from molflt.attention.build import Sizes, build_attention
 from molflt.attention.moments import LocalMoments, NeighbourMoments, typical_neighbours
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
@@ -77,39 +76,6 @@ def test_products_of_moments_are_sums_over_triples(name, layer, radial):
     x = states(len(atoms))
     expected = layer.output(by_triples(atoms, layer, radial, x))
     torch.testing.assert_close(layer(x, moments_of([atoms], radial)), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_a_batch_is_its_structures(layer, radial):
-    atoms = [STRUCTURES[name]() for name in NAMES]
-    x = states(sum(map(len, atoms)))
-    together = layer(x, moments_of(atoms, radial))
-    alone = [
-        layer(part, moments_of([a], radial)) for a, part in zip(atoms, x.split([len(a) for a in atoms]), strict=True)
-    ]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_a_large_neighbourhood_is_taken_in_parts(grad, layer, radial, monkeypatch):
-    """Values, derivatives by positions and weights; parts of a few edges."""
-    atoms = [STRUCTURES[name]() for name in NAMES]
-
-    def run():
-        with torch.set_grad_enabled(grad):
-            shift = torch.zeros(3, dtype=torch.float64, requires_grad=grad)
-            moments = moments_of(atoms, radial, shift)
-            out = layer(states(sum(map(len, atoms))), moments)
-            if not grad:
-                return [out]
-            asked = [shift, *layer.parameters(), radial.centres]
-            return [out, *torch.autograd.grad((out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum(), asked)]
-
-    whole = run()
-    monkeypatch.setattr(near, "_VALUES_KEPT", 0)
-    monkeypatch.setattr(near, "_VALUES_KEPT_FOR_GRADIENT", 0)
-    monkeypatch.setattr(near, "_VALUES_AT_ONCE", 50 * RBF)
-    for one, other in zip(whole, run(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
 def test_first_and_second_derivatives(layer, radial):

@@ -1,6 +1,5 @@
 """The local RPE: as smooth at the cutoff as it says, aware of types, and summed over images."""
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import torch
 from ase.neighborlist import neighbor_list
 
-from molflt.attention import near
 from molflt.attention.geometry import geometry_of_batch
 from molflt.attention.layout import Plan
 from molflt.attention.near import GaussianDistanceBasis, LocalRPE, local_neighbourhood
@@ -121,23 +119,6 @@ def test_value_slope_and_curvature_end_at_zero_at_the_cutoff():
     assert steps_at_cutoff(1e-5)[2] == pytest.approx(10 * curvature, rel=1e-3)
     # And well inside there is something to end.
     assert derivatives(weight, 0.6 * CUTOFF)[0] > 0.1
-
-
-@pytest.mark.parametrize(
-    ("other", "first_jump"),
-    [
-        (lambda d, cutoff: torch.where(d < cutoff, torch.ones_like(d), torch.zeros_like(d)), 0),
-        (lambda d, cutoff: torch.where(d < cutoff, 1 - d / cutoff, torch.zeros_like(d)), 1),
-        (lambda d, cutoff: torch.where(d < cutoff, (torch.cos(math.pi * d / cutoff) + 1) / 2, 0 * d), 2),
-    ],
-    ids=["hard", "linear", "cosine"],
-)
-def test_other_cutoffs_fail_where_theory_says(monkeypatch, other, first_jump):
-    """The hard cutoff jumps itself, the linear one in its slope, the plain cosine in its curvature."""
-    monkeypatch.setattr(near, "envelope", other)
-    steps = steps_at_cutoff(1e-6)
-    assert steps[first_jump] > 1e-2
-    assert all(step < 1e-5 for step in steps[:first_jump])
 
 
 def test_envelope_is_a_polynomial_that_is_zero_from_the_cutoff_on():

@@ -51,13 +51,9 @@ every_attention = pytest.mark.parametrize(
 
 
 @every_attention
-def test_alone_in_a_batch_padded_and_reordered_agree(attention):
-    assert change_in_company(make_model(attention)) < 1e-10
-
-
-@every_attention
-def test_so_do_they_in_single_precision(attention):
-    assert change_in_company(make_model(attention, torch.float32)) < 1e-5
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_alone_in_a_batch_padded_and_reordered_agree(attention, dtype, bound):
+    assert change_in_company(make_model(attention, dtype)) < bound
 
 
 @every_invariant
@@ -115,13 +111,6 @@ SEPARABLE = {
 @pytest.mark.parametrize(("attention", "tolerance"), SEPARABLE.values(), ids=SEPARABLE)
 def test_energies_of_separate_structures_add_up(attention, tolerance):
     assert excess(make_model({"sigma_min": 1.5, "sigma_max": 4.0, **attention}), 50.0) < 10 * tolerance
-
-
-def test_close_structures_and_global_normalisers_do_not_add_up():
-    """Power: at 5 Å the far field shows, and with a normaliser over all atoms no distance is enough."""
-    assert excess(make_model({"frequencies": "exact", "sigma_max": 4.0}), 5.0) > 1e-4
-    for mechanism in ("softmax", "kernelised"):
-        assert excess(make_model({"mechanism": mechanism}), 50.0) > 1e-5
 
 
 def test_far_weights_reach_beyond_every_neighbour():

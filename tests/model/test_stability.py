@@ -1,6 +1,5 @@
 """No NaN and no infinity, forward or backward, at the edges of what can be asked for."""
 
-import numpy as np
 import pytest
 import torch
 from ase import Atoms
@@ -66,14 +65,3 @@ def test_far_from_the_origin_is_the_same():
     model = make_model("flt")
     near = check_finite(model, [STRUCTURES["molecule"]()])
     torch.testing.assert_close(check_finite(model, [far_away()]), near, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("attention", ["flt", "both", "performer"])
-def test_five_thousand_atoms(attention):
-    random = np.random.default_rng(0)
-    side = (5000 / 0.1) ** (1 / 3)
-    grid = np.stack(np.meshgrid(*[np.linspace(0, side, 18)] * 3, indexing="ij"), -1).reshape(-1, 3)[:5000]
-    atoms = Atoms("O5000", grid + random.normal(0, 0.2, grid.shape))
-    for autocast in (False, True):
-        check_finite(make_model(ATTENTIONS[attention]), [atoms], autocast)

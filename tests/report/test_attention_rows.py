@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from torch.nn import functional
 
 from molflt.attention.registry import ATTENTIONS, KERNELS
 from molflt.report.explain import LayerCall, attention_row, recorded_forward
-from tests.attention.layers import CUTOFF, HEADS, local_sum, prepare
+from tests.attention.layers import near_and_far, prepare
 from tests.attention.structures import STRUCTURES, batch_of
 from tests.model.models import make_model
 
@@ -102,20 +101,8 @@ def test_molflt_is_its_formula(name):
     """(near_ij + f̂_ij) / Σ_j near_ij, images summed with loops."""
     layer, shared, radial, geometry, x, context = prepare(name, {"frequencies": "exact"})
     found = matrix(LayerCall(layer, x, geometry, layer.prepare(geometry, context))).detach()
-    atoms, z, n = STRUCTURES[name](), geometry.atomic_numbers, geometry.n_atoms
-    tau = 16 * torch.sigmoid(layer.query_key.raw_temperature)
-    q, k = (
-        functional.normalize(t, dim=-1) * tau.sqrt()[:, None]
-        for t in layer.query_key.projection(x).view(n, 2, HEADS, -1).unbind(1)
-    )
-    shifts = torch.arange(-20, 21, dtype=torch.float64)[:, None] * torch.from_numpy(atoms.cell.array[0])
-    expected = torch.zeros(HEADS, n, n, dtype=torch.float64)
-    for i in range(n):
-        near = torch.stack([local_sum(atoms, i, j, q, k, layer, radial, CUTOFF, z) for j in range(n)], dim=1)
-        for j in range(n):
-            delta = torch.from_numpy(atoms.positions[i] - atoms.positions[j]) + (shifts if atoms.pbc.any() else 0)
-            f = shared.rpe().on_pairs((delta.reshape(-1, 3) ** 2).sum(-1)).sum(1) @ layer.rpe_weights
-            expected[:, i, j] = (near[:, j] + f) / near.sum(dim=1)
+    near, far = near_and_far(STRUCTURES[name](), layer, shared, radial, *layer.query_key(x))
+    expected = ((near + far) / near.sum(dim=1, keepdim=True)).permute(2, 0, 1)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-11)
 
 

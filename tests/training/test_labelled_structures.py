@@ -195,11 +195,6 @@ def test_given_references(crystal_config):
         EnergyDataModule(crystal_config(**{"data.references": {"Cu": 1.0}}))
 
 
-def test_missing_labels_say_what_is_there(crystal_config):
-    with pytest.raises(InputError, match=r"24 of 24 structures have no label 'U0' .*E_kcal"):
-        EnergyDataModule(crystal_config("_units", **{"data.label": "U0"}))
-
-
 def test_force_units_as_people_write_them(make_config):
     for text in ("eV/Å", "eV/A", "eV/Ang", "eV/angstrom"):
         assert make_config(**{"data.force_unit": text}).data.labels().force_unit == "eV/Ang"

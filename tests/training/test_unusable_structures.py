@@ -1,6 +1,5 @@
 """Structures that cannot be used: refused by name, or left out and listed, in training, evaluation and prediction."""
 
-import json
 from pathlib import Path
 
 import ase.io
@@ -140,7 +139,7 @@ def test_a_damaged_file_is_refused_in_any_case(configure, tmp_path):
         EnergyDataModule(configure(str(path), "skip"))
 
 
-def test_from_training_to_prediction(molflt, configure, tmp_path):
+def test_what_is_left_out_is_listed(molflt, configure, tmp_path):
     path, run = extxyz(tmp_path / "some.extxyz", "NaN position"), tmp_path / "run"
     command = ["train", written(configure(path, "stop", **QUICK), tmp_path), "--out", run, "--no-report"]
     refused = molflt(*command)
@@ -152,20 +151,6 @@ def test_from_training_to_prediction(molflt, configure, tmp_path):
     (row,) = rows_of(run / "skipped.csv")
     assert (row["set"], row["index"]) == ("train", str(PLACE))
     assert f"{path}#{PLACE}" in row["reason"]
-
-    for name in ("evaluate", "predict"):
-        assert molflt(name, run, path).status == 2
-    evaluated = molflt("evaluate", run, path, "--on-error", "skip", "--json")
-    assert evaluated.status == 0, evaluated
-    content = json.loads(evaluated.out)
-    assert content["n"] == N - 1
-    assert len(content["skipped"]) == 1
-    predicted = molflt("predict", run, path, "--on-error", "skip", "-o", tmp_path / "out.csv")
-    assert predicted.status == 0, predicted
-    assert "1 of 6 structures were skipped" in predicted.err
-    rows = rows_of(tmp_path / "out.csv")
-    assert [k for k, row in enumerate(rows) if row["error"]] == [PLACE]
-    assert np.isnan(float(rows[PLACE]["energy_eV"]))
 
 
 def test_no_forces_where_they_are_learnt(configure, tmp_path):
