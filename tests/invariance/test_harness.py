@@ -9,22 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from molflt.attention.registry import attention_config
 from molflt.data.ase import from_atoms
 from molflt.data.open import open_dataset
 from molflt.data.rdkit import from_smiles
 from molflt.data.reading import ReadOptions
-from molflt.invariance import structures as make
 from molflt.invariance.harness import CHECKS, Result, run_suite
 from molflt.invariance.structures import (
     SHARE,
     additivity,
     builtin_structures,
-    energies,
     far_share,
     has_far_field,
     scaled_until_it_matters,
@@ -239,46 +234,3 @@ def test_presets(preset):
     assert max(len(d.atomic_numbers) for d in data) <= 200
     for result in run_suite(load(config), data, n_draws=1):
         assert result.verdict == "pass", result
-
-
-MOLECULES = ["O", "CCO", "c1ccccc1", "C#N", "CC(=O)N", "OC(=O)c1ccccc1", "C1CC1", "[Na+].[Cl-]", "FC(F)(F)S"]
-_MODELS = {name: small(ATTENTIONS[name]) for name in ("flt", "both")}
-
-
-@given(
-    smiles=st.sampled_from(MOLECULES),
-    rattle=st.floats(0.0, 0.2),
-    seed=st.integers(0, 2**16),
-    change=st.sampled_from(["rotation", "reflection", "translation", "permutation"]),
-    attention=st.sampled_from(list(_MODELS)),
-)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_molecules(smiles, rattle, seed, change, attention):
-    random = np.random.default_rng(seed)
-    data = from_smiles(smiles)
-    data.positions = data.positions + torch.from_numpy(random.normal(0, rattle, size=data.positions.shape))
-    _same(_MODELS[attention], data, change, random)
-
-
-@given(
-    layers=st.integers(1, 3),
-    pbc=st.sampled_from([(True, True, True), (True, True, False)]),
-    seed=st.integers(0, 2**16),
-    change=st.sampled_from(["rotation", "reflection", "translation", "permutation", "wrapping", "cell_change"]),
-    attention=st.sampled_from(list(_MODELS)),
-)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_slabs(layers, pbc, seed, change, attention):
-    atoms: Atoms = slab()[: 4 * layers]
-    atoms.rattle(0.1, seed=seed)
-    atoms.pbc = pbc
-    _same(
-        _MODELS[attention], from_atoms(atoms, "slab", ReadOptions(tags="oc20")), change, np.random.default_rng(seed)
-    )
-
-
-def _same(loaded: LoadedModel, data: Any, change: str, random: np.random.Generator) -> None:
-    model = loaded.model.double()
-    before = energies(model, [data])
-    after = energies(model, [getattr(make, change)(data, random)])
-    assert abs(float(after.energy[0] - before.energy[0])) < 1e-10 * max(1.0, float(before.magnitude[0]))

@@ -44,17 +44,6 @@ def test_the_parts_add_up(name, recycles):
     assert found.atom == np.abs(found.learnt - np.median(found.learnt)).argmax()
 
 
-def test_the_energy_is_the_predicted_one(loaded, val_set):
-    prediction = predict(loaded, val_set)
-    for i in range(3):
-        found = explain(loaded, val_set[i])
-        assert found.energy == pytest.approx(prediction.energies[i], abs=1e-5)
-        assert found.energy == pytest.approx(found.mean + found.atomic_energies.sum(), abs=1e-9)
-        assert (found.name, found.target) == (val_set[i].name, "y_relaxed")
-        assert "y_relaxed" not in found.structure
-        assert "y_relaxed" in val_set[i]
-
-
 @pytest.mark.parametrize(
     ("attention", "name"),
     [

@@ -23,7 +23,7 @@ from molflt.errors import InputError
 from molflt.model.model_file import save_model
 from molflt.prediction.model import Model
 from molflt.simulate.ase import MolFLTCalculator
-from tests.attention.structures import STRUCTURES, random_rotation, rotated
+from tests.attention.structures import STRUCTURES
 
 
 def slab_open() -> Atoms:
@@ -68,20 +68,6 @@ def test_stress_is_a_central_difference(random_model, kind):
     # Power: another order of Voigt's components, or the other sign, would not do.
     for wrong in (-found, found[[0, 1, 2, 5, 4, 3]]):
         assert np.abs(wrong - expected).max() > 1e-3 * np.abs(expected).max()
-
-
-def test_a_rotation_turns_forces_and_stress(random_model):
-    calc = MolFLTCalculator(random_model())
-    for kind in ("molecule", "triclinic"):
-        here, there = KINDS[kind](), rotated(KINDS[kind](), 1)
-        here.calc = there.calc = calc
-        q = random_rotation(1)
-        energy, forces = here.get_potential_energy(), here.get_forces()
-        stress = here.get_stress(voigt=False) if here.pbc.any() else None
-        assert there.get_potential_energy() == pytest.approx(energy, abs=1e-11)
-        np.testing.assert_allclose(there.get_forces(), forces @ q, rtol=0, atol=1e-11)
-        if stress is not None:
-            np.testing.assert_allclose(there.get_stress(voigt=False), q.T @ stress @ q, rtol=0, atol=1e-12)
 
 
 def test_energy_is_that_of_predict(random_model):
