@@ -1,14 +1,10 @@
-"""The local RPE: as smooth at the cutoff as it says, aware of types, and summed over images."""
-
-from types import SimpleNamespace
+"""The local RPE against its formula, summed over images, and its envelope, which ends smoothly at the cutoff."""
 
 import numpy as np
 import pytest
 import torch
 from ase.neighborlist import neighbor_list
 
-from molflt.attention.geometry import geometry_of_batch
-from molflt.attention.layout import Plan
 from molflt.attention.near import GaussianDistanceBasis, LocalRPE, local_neighbourhood
 from molflt.attention.smooth import envelope, taper
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
@@ -69,24 +65,6 @@ def test_tails_are_no_denormal_numbers():
     assert float(values.detach().min()) >= torch.finfo(torch.float32).tiny
 
 
-def pair_weight(distance: torch.Tensor, z=(6, 8)) -> torch.Tensor:
-    """exp(b)·env of two atoms at a distance, as the model forms it: () Å → (2, 2), [receiver, sender], first head."""
-    radial, rpe = learnt()
-    direction = torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64)
-    batch = SimpleNamespace(
-        positions=torch.stack([torch.zeros_like(direction), distance * direction]),
-        atomic_numbers=torch.tensor(z),
-        batch=torch.zeros(2, dtype=torch.long),
-        cell=torch.zeros(1, 3, 3),
-        pbc=torch.zeros(1, 3, dtype=torch.bool),
-        edge_index=torch.tensor([[0, 1], [1, 0]]),
-        cell_offsets=torch.zeros(2, 3),
-    )
-    # Just beyond the cutoff they are neighbours, too.
-    geometry = geometry_of_batch(batch, Plan(CUTOFF + 1)(batch), torch.float64)
-    return rpe(geometry, local_neighbourhood(geometry, radial, CUTOFF))[0, 0]
-
-
 def derivatives(function, at: float, order: int = 2) -> list[float]:
     """Value, slope, curvature, ... by automatic differentiation."""
     x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
@@ -98,27 +76,14 @@ def derivatives(function, at: float, order: int = 2) -> list[float]:
     return found
 
 
-def weight(x: torch.Tensor) -> torch.Tensor:
-    return pair_weight(x)[0, 1]
-
-
-def steps_at_cutoff(delta: float) -> list[float]:
-    """How much value, slope and curvature change from one side of the cutoff to the other."""
-    sides = (derivatives(weight, CUTOFF + sign * delta) for sign in (-1, 1))
-    return [abs(a - b) for a, b in zip(*sides, strict=True)]
-
-
-def test_value_slope_and_curvature_end_at_zero_at_the_cutoff():
-    """δ inside, they are of order δ³, δ² and δ; outside there is nothing."""
-    assert derivatives(weight, CUTOFF + 1e-6) == [0.0, 0.0, 0.0]
-    value, slope, curvature = steps_at_cutoff(1e-6)
-    assert value < 1e-14
-    assert slope < 1e-10
-    assert curvature < 1e-4
-    # The first derivative that jumps is the third: a tenfold δ has a tenfold curvature.
-    assert steps_at_cutoff(1e-5)[2] == pytest.approx(10 * curvature, rel=1e-3)
-    # And well inside there is something to end.
-    assert derivatives(weight, 0.6 * CUTOFF)[0] > 0.1
+@pytest.mark.parametrize(
+    ("function", "edge"),
+    [(lambda d: envelope(d, CUTOFF), CUTOFF), *((lambda d: taper(d, 1.0, 2.0), edge) for edge in (1.0, 2.0))],
+)
+def test_envelope_and_taper_have_two_continuous_derivatives(function, edge):
+    inside, outside = (derivatives(function, edge + delta) for delta in (-1e-9, 1e-9))
+    assert inside == pytest.approx(outside, abs=1e-6)
+    assert 0.1 < derivatives(function, 0.7 * CUTOFF if edge == CUTOFF else 1.5)[0] < 0.9
 
 
 def test_envelope_is_a_polynomial_that_is_zero_from_the_cutoff_on():
@@ -131,36 +96,6 @@ def test_envelope_is_a_polynomial_that_is_zero_from_the_cutoff_on():
             beyond = cutoff * torch.linspace(1, 7, 100, dtype=dtype)
             beyond[0] = cutoff
             assert not bool(envelope(beyond, cutoff).any())
-
-
-@pytest.mark.parametrize("edge", [1.0, 2.0])
-def test_taper_has_two_continuous_derivatives_at_either_end(edge):
-    def function(x):
-        return taper(x, 1.0, 2.0)
-
-    assert derivatives(function, 1.5)[0] == pytest.approx(0.5)
-    assert derivatives(function, edge - 1e-9) == pytest.approx(derivatives(function, edge + 1e-9), abs=1e-6)
-
-
-def test_types_of_a_pair_matter_and_their_order_is_that_of_the_basis():
-    """The affine belongs to (receiver, sender): exchanging the two atoms transposes the weights."""
-    distance = torch.tensor(2.3, dtype=torch.float64)
-    with torch.no_grad():
-        weights = {z: pair_weight(distance, z) for z in ((6, 8), (8, 6), (6, 6), (6, 7))}
-    torch.testing.assert_close(weights[6, 8], weights[8, 6].flip(0, 1), rtol=1e-14, atol=0)
-    torch.testing.assert_close(weights[6, 6], weights[6, 6].T, rtol=1e-14, atol=0)
-    values = [weights[6, 8][0, 1], weights[6, 8][1, 0], weights[6, 6][0, 1], weights[6, 7][0, 1]]
-    gaps = [abs(a - b).item() for i, a in enumerate(values) for b in values[:i]]
-    assert min(gaps) > 1e-4
-    # What an atom has with itself depends on its own type only.
-    assert weights[6, 8][0, 0] == weights[6, 7][0, 0] == weights[6, 6][1, 1]
-    assert weights[6, 8][0, 0] != weights[6, 8][1, 1]
-    # Types do not matter before anything is learnt.
-    found = GaussianDistanceBasis(8, CUTOFF, pair_types=True)(
-        torch.ones(3), torch.tensor([1, 78, 6]), torch.tensor([1, 8, 6])
-    )
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
 
 
 def oracle(atoms, only_nearest: bool = False) -> np.ndarray:

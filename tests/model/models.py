@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from ase.build import make_supercell
 
 from molflt.model.config import ModelConfig
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.standardiser import Statistics
-from tests.attention.structures import STRUCTURES, batch_of, rotated
+from tests.attention.structures import STRUCTURES, batch_of
 
 SIZES = {"dim": 16, "n_heads": 4, "n_layers": 2, "ffn_dim": 32, "n_rbf": 8}
 MEAN = 0.3
@@ -51,48 +50,6 @@ def energies(model: EnergyModel, atoms: list[Atoms], n_max: int | None = None) -
 
 def all_structures() -> list[Atoms]:
     return [make() for make in STRUCTURES.values()]
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Relative to the energy, and to 1 eV, half the standard deviation of these models, where it crosses zero."""
-    return float(((a - b).abs() / b.abs().clamp(min=1.0)).max())
-
-
-def change_in_company(model: EnergyModel) -> float:
-    """The largest relative change: alone, with batch-mates in another order, padded further, with reordered atoms."""
-    structures = all_structures()
-    together = energies(model, structures)
-    random = np.random.default_rng(0)
-    others = [
-        torch.cat([energies(model, [a]) for a in structures]),
-        energies(model, structures[::-1]).flip(0),
-        energies(model, structures, n_max=31),
-        energies(model, [a[random.permutation(len(a))] for a in structures]),
-    ]
-    return max(relative(other, together) for other in others)
-
-
-def change_when_moved(model: EnergyModel) -> float:
-    """The largest relative change under rotation, reflection, translation and another choice of periodic images."""
-    structures = all_structures()
-    random = np.random.default_rng(0)
-    moved = []
-    for i, atoms in enumerate(structures):
-        a = rotated(atoms, seed=i)
-        a.positions += random.uniform(-50, 50, size=3)
-        a.positions += (random.integers(-2, 3, size=(len(a), 3)) * np.array(a.pbc)) @ np.asarray(a.cell)
-        moved.append(a)
-    return relative(energies(model, moved), energies(model, structures))
-
-
-def check_supercells(model: EnergyModel) -> None:
-    """An oblique double cell has twice the sum over atoms: the denominator is local (DESIGN §3)."""
-    for name in ("slab", "triclinic", "tiny_cell"):
-        atoms = STRUCTURES[name]()
-        big = make_supercell(atoms, np.array([[2, 0, 0], [1, 1, 0], [0, 0, 1]]))
-        assert len(big) == 2 * len(atoms)
-        one, two = energies(model, [atoms])[0] - MEAN, energies(model, [big])[0] - MEAN
-        assert float((two - 2 * one).abs() / two.abs()) < 1e-6
 
 
 def check_it_trains_as_it_is_built(attention: Any) -> None:

@@ -1,4 +1,4 @@
-"""The whole model: what it must not depend on, and that it would show if it did."""
+"""The whole model: additivity, reach, read-out, and precision. Invariance is in tests/invariance."""
 
 import numpy as np
 import pytest
@@ -9,92 +9,21 @@ from ase.build import add_adsorbate, fcc111
 from molflt.attention.smooth import envelope
 from molflt.model.standardiser import Statistics
 from tests.attention.structures import STRUCTURES, random_rotation, rotated
+from tests.invariance.test_harness import ATTENTIONS
 from tests.model.models import (
     MEAN,
     all_structures,
     batch_for,
-    change_in_company,
-    change_when_moved,
     check_it_trains_as_it_is_built,
-    check_supercells,
     energies,
     excess,
     make_model,
 )
 
-NARROW = {"sigma_min": 2.0, "sigma_max": 4.0}
-ATTENTIONS = {
-    "flt": "flt",
-    "waves": {"spectrum": "sampled"},
-    "both": {"spectrum": "both"},
-    "rank one": {"far_rank": 1},
-    "rank m": {"far_rank": "m"},
-    "lattice": {"frequencies": "lattice", **NARROW},
-    "local": "local",
-    "vectors": {"vector_channels": 4, "spectrum": "both"},
-    "local, vectors": {"mechanism": "local", "vector_channels": 4},
-    "performer": "performer",
-    "softmax": "softmax",
-    "undamped, free": {"mechanism": "undamped", "spectrum": "free"},
-    "biased ra": {"mechanism": "randomised", "sampling": "biased"},
-    **{name: name for name in ("flt-undamped", "ra", "ra-rpe", "lara-rpe", "elu", "relu", "trigrf-qmc")},
-    **{
-        f"undamped with {kernel}": {"mechanism": "undamped", "far_rank": "m", "kernel": kernel}
-        for kernel in ("saderf-mm", "oprf-fastfood")
-    },
-}
-"""Every mechanism that is invariant, which flt-concat is not, and a kernel of each kind."""
-every_invariant = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
-every_attention = pytest.mark.parametrize(
-    "attention", [*ATTENTIONS.values(), "flt-concat"], ids=[*ATTENTIONS, "flt-concat"]
-)
 
-
-@every_attention
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_alone_in_a_batch_padded_and_reordered_agree(attention, dtype, bound):
-    assert change_in_company(make_model(attention, dtype)) < bound
-
-
-@every_invariant
-def test_invariant_to_rotation_reflection_translation_and_image(attention):
-    """Waves hold to their ε where an axis does not repeat."""
-    model = make_model(attention)
-    to_tolerance = attention == ATTENTIONS["lattice"]
-    assert change_when_moved(model) < (10 * model.config.attention.tolerance if to_tolerance else 1e-10)
-
-
-@every_attention
+@pytest.mark.parametrize("attention", [*ATTENTIONS.values(), "flt-concat"], ids=[*ATTENTIONS, "flt-concat"])
 def test_trains_as_it_is_built(attention):
     check_it_trains_as_it_is_built(attention)
-
-
-@pytest.mark.parametrize("attention", ["flt", {"spectrum": "both"}], ids=str)
-def test_the_far_field_matters_where_invariance_was_found(attention):
-    """No vacuous pass: without the far field the energies of these weights change by 30 % of their spread."""
-    model, structures = make_model(attention), all_structures()
-    with_far = energies(model, structures)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("rpe_weights"):
-                parameter.zero_()
-    without = energies(model, structures)
-    references = torch.tensor([float(sum(-0.1 * z for z in atoms.numbers)) for atoms in structures])
-    learnt = with_far - references
-    spread = (learnt - learnt.mean()).abs().mean()
-    assert float((without - with_far).abs().mean()) > 0.3 * float(spread)
-
-
-@pytest.mark.parametrize(
-    "attention",
-    [
-        *("flt", {"spectrum": "both"}, {"far_rank": "m"}, {"vector_channels": 4}, "softmax"),
-        *("flt-undamped", "ra-rpe", "lara-rpe", "saderf-mm"),
-    ],
-    ids=str,
-)
-def test_a_supercell_is_a_multiple(attention):
-    check_supercells(make_model(attention))
 
 
 SEPARABLE = {

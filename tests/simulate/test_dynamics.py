@@ -33,4 +33,4 @@ def test_energy_is_conserved(kind, dtype, conserved):
     BFGS(atoms, logfile=None).run(fmax=0.1, steps=30)
     found = run_dynamics(atoms, steps=200, timestep=0.25, temperature=300.0)
     print(f"\n{dtype}: drift {found.drift:.2g} meV/atom/ps, fluctuation {found.fluctuation:.2g} meV/atom")
-    assert (abs(found.drift) < 0.3 and found.fluctuation < 0.1) == conserved
+    assert (abs(found.drift) < 0.05 and found.fluctuation < 0.02) == conserved

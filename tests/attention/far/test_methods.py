@@ -79,24 +79,6 @@ def test_no_step_where_the_number_of_waves_jumps():
     assert float((below[0] - above[0]).abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["molecule", "slab", "slab_open", "tiny_cell", "atom", "linear"])
-def test_gradients_are_those_of_the_exact_sum(name):
-    """Positions and widths: no NaN at coinciding points, and the same derivative in every way."""
-    atoms = STRUCTURES[name]()
-
-    def gradients(frequencies: str) -> list[torch.Tensor]:
-        rpe = small_rpe()
-        geometry = geometry_for([atoms], rpe, frequencies, 1e-8)
-        geometry.positions = geometry.positions.detach().requires_grad_()
-        basis = basis_on_pairs(geometry, rpe, frequencies, 1e-8)
-        weights = torch.linspace(-1, 1, basis.numel(), dtype=torch.float64).view_as(basis)
-        return list(torch.autograd.grad((basis * weights).sum(), [geometry.positions, rpe.raw_widths]))
-
-    exact = gradients("exact")
-    assert all(bool(torch.isfinite(g).all()) for g in exact)
-    torch.testing.assert_close(gradients("lattice"), exact, rtol=1e-6, atol=1e-6)
-
-
 def test_images_are_those_within_reach_wherever_atoms_are_written_down():
     for name in PERIODIC:
         atoms = written_in_another_image(STRUCTURES[name]())
