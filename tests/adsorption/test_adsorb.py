@@ -110,7 +110,6 @@ def test_guesses_outside_the_domain_are_passed_over(untrained):
 
 
 def test_energies_that_mean_little_are_warned_of(untrained, molflt, tmp_path):
-    """From Python as on the command line; on the page, a list of metals."""
     loaded = load_model(untrained)
     fit = DomainFit(1, forces=False)
     water = guesses(surface("Cu"), molecule("O", 0), 1, "O", 0)[0].structure

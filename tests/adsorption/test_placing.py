@@ -42,7 +42,6 @@ def contacts(atoms):
     ("smiles", "metals"), [(LONG, ("Co", "Fe", "Ni")), ("c1ccc2ccccc2c1", ("Ag", "Os")), ("[HH]", ("Cu",))]
 )
 def test_no_guess_clashes(smiles, metals):
-    """Neither with the metal nor with an image, in all three directions; every site is used."""
     conformers = molecule(smiles)
     for metal in metals:
         one = surface(metal)
@@ -99,7 +98,6 @@ def test_too_large():
 
 @pytest.mark.slow
 def test_quantiles_are_those_of_the_set():
-    """Of every fourth training structure, and of what is drawn."""
     train = list(LmdbDataset(resolve_path("bundled:fg/train.lmdb")))
     slices = [[data for data in train if data.slice == number] for number in "234"]
     structures = [to_atoms(data) for part in slices for data in part[::4]]
@@ -132,7 +130,7 @@ def around(one, place, layer):
 
 @pytest.mark.parametrize("metal", METALS)
 def test_sites(metal):
-    """What is where, by counting neighbours: the names are not taken from ASE on trust."""
+    """Sites are identified by counting neighbours: the names are not taken from ASE on trust."""
     one = surface(metal)
     assert len(one.atoms) == 48
     assert np.array_equal(one.fixed, one.atoms.get_tags() == 0)

@@ -67,7 +67,6 @@ def test_an_edge_in_one_direction_is_refused():
 
 
 def test_derivatives_of_displacements_go_back_along_the_reverse():
-    """First and second, with images and with the cell."""
     atoms = STRUCTURES["triclinic"]()
     geometry = geometry_of([atoms, STRUCTURES["molecule"]()], cutoff=3.0)
 

@@ -79,7 +79,6 @@ def test_products_of_moments_are_sums_over_triples(name, layer, radial):
 
 
 def test_first_and_second_derivatives(layer, radial):
-    """By finite differences, through the states and the weights of the filters."""
     moments = moments_of([STRUCTURES["molecule"]()], radial)
     x = states(moments.neighbourhood.pattern.n_rows).requires_grad_()
 

@@ -1,4 +1,4 @@
-"""What stored models, shipped models and freshly initialised presets give on some structures.
+"""Energies of stored models, shipped models and freshly initialised presets on some structures.
 
 ``python -m tests.golden.values`` writes ``presets.json`` again. That is legitimate only where a change is meant to
 change what a preset computes, and then the changelog says so. The other numbers are never written again: a stored

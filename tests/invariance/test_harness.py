@@ -108,7 +108,6 @@ def test_every_property_holds(attention, names):
 
 
 def test_the_published_form_fails_rotation_and_translation():
-    """The negative control; its violation, in eV, is in the result."""
     results = run_suite(small(CONCAT), structures("molecule", "benzene", "slab"), n_draws=2)
     for name in ("rotation", "reflection", "translation"):
         assert verdicts(results, name) == {"fail"}
@@ -195,7 +194,6 @@ def test_a_method_worse_than_it_says_is_found(monkeypatch):
 
 
 def test_trained_model(loaded, val_set):
-    """As it came out of training, on what it was validated with."""
     results = run_suite(loaded, [unlabelled(val_set[i]) for i in range(2)], n_draws=1)
     assert {result.verdict for result in results} == {"pass"}
     assert {result.far_scaled for result in results} == {False, True}
@@ -204,7 +202,6 @@ def test_trained_model(loaded, val_set):
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["flt", "both"])
 def test_oc20_cells(attention):
-    """The cells of the real data, three records of each kind of pickle."""
     folder = Path(os.environ.get("MOLFLT_DATA", "")) / "oc20_is2re"
     if not os.environ.get("MOLFLT_DATA") or not folder.is_dir():
         pytest.skip("MOLFLT_DATA does not name a folder with oc20_is2re")

@@ -69,7 +69,7 @@ def batch(name: str, cutoff: float, all_pairs: bool) -> Any:
 
 
 def redrawn(attention: MechanismConfig) -> bool:
-    """Whether a model has random features that can be drawn anew, which is what ``redraw_every`` is about."""
+    """Return True if a model has random features that ``redraw_every`` draws anew."""
     model = EnergyModel(ModelConfig(dim=8, n_heads=2, n_layers=1, ffn_dim=8, n_rbf=4, attention=attention))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.redraw_features(1)
@@ -85,7 +85,7 @@ def shown(config: MechanismConfig) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("mechanism", "keys"), CASES)
 def test_keys_that_are_shown_act_and_others_are_refused(mechanism: str, keys: dict[str, Any]) -> None:
-    """And whatever a key that is not shown is set to behind the configuration's back, no result depends on it."""
+    """No result depends on a key that is not shown, whatever it is set to behind the configuration's back."""
     fields = MECHANISMS[mechanism].config.model_fields
     given = {"mechanism": mechanism, **keys, **(NARROW if "sigma_max" in fields else {})}
     config = attention_config(**given)
@@ -106,7 +106,7 @@ def test_keys_that_are_shown_act_and_others_are_refused(mechanism: str, keys: di
 
 
 def allowed(field: FieldInfo, value: Any) -> bool:
-    """Whether a value is of the field's type: the keys of two mechanisms may have one name."""
+    """Return True if a value is of the field's type: the keys of two mechanisms may have one name."""
     try:
         TypeAdapter(field.annotation).validate_python(value)
     except ValidationError:
@@ -115,7 +115,7 @@ def allowed(field: FieldInfo, value: Any) -> bool:
 
 
 def does_nothing(key: str, **keys: Any) -> bool:
-    """Whether a configuration is refused because this key does nothing, and not for another reason or another key."""
+    """Return True if a configuration is refused because this key, and no other, does nothing."""
     try:
         attention_config(**keys)
     except ValidationError as error:

@@ -42,7 +42,6 @@ def test_groups_and_periods() -> None:
 
 
 def test_descriptors_of_some_elements() -> None:
-    """Fluorine is the most electronegative element, and what is not known is no number."""
     table = descriptors()
     assert table[atomic_numbers["Fe"]].tolist() == [8, 4, 1.32, 1.83]
     pauling = table[:, 3].nan_to_num()

@@ -29,7 +29,7 @@ def drawn(n, seed=0):
 
 
 def test_intervals_hold_what_they_should_on_new_structures():
-    """Also of the structures that are hard; and what is said of coverage is what is found."""
+    """Hard structures are no exception, and the coverage that is stated is found."""
     error, spread = drawn(3_000)
     found = measure(error, spread, np.zeros(len(error)), 3, "drawn")
     new, hard = drawn(60_000, seed=1)

@@ -23,7 +23,7 @@ STOCHASTIC_ROWS = {"softmax", "performer", "ra", "elu", "relu", "lara", "posrf-o
 
 
 def record(model, atoms):
-    """What each layer's values and heads were in a plain evaluation: independent of the code under test."""
+    """Values and heads of each layer in a plain evaluation, independent of the code under test."""
     found = []
     handles = []
     for layer in model.encoder.layers:
@@ -98,7 +98,6 @@ def test_the_far_field_of_molflt_has_either_sign_and_the_near_field_sums_to_one(
 
 @pytest.mark.parametrize("name", ["linear", "wire"])
 def test_molflt_is_its_formula(name):
-    """(near_ij + f̂_ij) / Σ_j near_ij, images summed with loops."""
     layer, shared, radial, geometry, x, context = prepare(name, {"frequencies": "exact"})
     found = matrix(LayerCall(layer, x, geometry, layer.prepare(geometry, context))).detach()
     near, far = near_and_far(STRUCTURES[name](), layer, shared, radial, *layer.query_key(x))

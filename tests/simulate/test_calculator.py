@@ -257,7 +257,7 @@ OPEN_SHELLS = [("spin", 2), ("spin", 0.5), ("multiplicity", 3), ("spin_multiplic
 
 
 def test_charges_and_spins_are_refused(calc):
-    """Also once results are at hand, for ``info`` is no part of ASE's state."""
+    """Results at hand do not prevent it, for ``info`` is no part of ASE's state."""
     atoms = KINDS["molecule"]()
     atoms.calc = calc
     atoms.info.update(charge=0, total_charge="0", spin=1, multiplicity=1, spin_multiplicity=None)
@@ -304,7 +304,6 @@ def test_forces_of_a_model_of_minima_come_with_a_warning(random_model):
 
 
 def test_initial_moments_of_a_crystal_play_no_part(calc):
-    """ASE's builders set them."""
     nickel = bulk("Ni")
     assert nickel.get_initial_magnetic_moments().any()
     nickel.calc = calc
@@ -326,7 +325,7 @@ def test_layer_tags(random_model):
 
 
 def test_the_meaning_of_tags_does_not_change_while_atoms_move(calc):
-    """What passes at the start is not refused in the middle of a run, when an adsorbate has gone below the slab."""
+    """A structure that passed is not refused in mid-run, when an adsorbate has gone below the slab."""
     atoms = Atoms("CuCuO", [[0, 0, 0], [2.5, 0, 0.1], [1, 1, 2]], cell=[9, 9, 9], pbc=True, tags=[1, 1, 2])
     atoms.calc = calc
     atoms.get_potential_energy()

@@ -82,7 +82,7 @@ def test_nothing_but_bad_batches_stops(make_config, tmp_path):
 
 
 def test_flags_are_read_now_and_then_within_an_epoch(make_config, tmp_path, monkeypatch):
-    """What follows until then is trained on as if the bad batch had not been there."""
+    """Batches until then are trained on as if the bad one had not been there."""
     assert LOOK_EVERY > 6
     monkeypatch.setattr("molflt.training.task.LOOK_EVERY", 4)
     spoil = Spoil("loss", range(1, 2))

@@ -146,7 +146,7 @@ def test_a_lower_rate_unless_told(make_config):
 
 
 def test_another_architecture(fine, tmp_path):
-    """What is not there begins anew and is listed; where hardly anything fits, the keys are named."""
+    """Missing parts begin anew and are listed; where hardly anything fits, the keys are named."""
     said = []
     run = train(fine(**ASLEEP, **{"model.n_layers": 2}), tmp_path / "deeper", say=said.append)
     assert "  new: layers.1" in said

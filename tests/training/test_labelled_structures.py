@@ -137,7 +137,7 @@ def test_a_heavy_weight_of_forces_is_no_explosion(crystal_config, tmp_path):
 
 
 def test_the_weight_of_forces_goes_by_what_they_leave_open(make_config, tmp_path):
-    """Where cells or compositions differ, forces say nothing of the energy between them. A box is not a cell."""
+    """Forces say nothing of the energy between different cells or compositions. A box is not a cell."""
 
     def weight(silver=0, strain=0.0, pbc=True):
         frames = [bulk("Cu", cubic=True) for _ in range(4)]

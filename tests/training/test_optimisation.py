@@ -54,7 +54,7 @@ def test_auxiliary_weight_falls_from_15_to_1():
     [("muon", None, 0.1), ("adamw", None, 0.1), ("adam", None, 0.0), ("adamw", 0.0, 0.0), ("adam", 0.02, 0.02)],
 )
 def test_optimiser(name, given, expected, make_config):
-    """Where no decay is given, Adam has none: there it is a penalty in the gradient, of another size."""
+    """Adam has no decay by default: there it is a penalty in the gradient, of another size."""
     model = EnergyModel(make_config().model)
     config = OptimiserConfig(name=name, weight_decay=given, betas=(0.8, 0.9), eps=1e-5)
     optimiser = make_optimiser(model, config)

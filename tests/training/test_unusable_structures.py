@@ -75,7 +75,6 @@ def configure(make_config, tmp_path):
 
 @pytest.mark.parametrize("kind", SPOILT)
 def test_refused_by_name_or_left_out(kind, configure, model_path, tmp_path):
-    """In training and in a prediction, which needs no label."""
     path = extxyz(tmp_path / "some.extxyz", kind)
     with pytest.raises(InputError) as error:
         EnergyDataModule(configure(path, "stop"))

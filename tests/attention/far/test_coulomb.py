@@ -80,7 +80,6 @@ def test_madelung_constants(crystal: str, lattice: float, per_distance: float, c
 
 
 def test_potentials_of_a_crystal_are_those_of_ewald_s_sum() -> None:
-    """By torch-pme; at distances below 8 Å less what the ladder lacks of 1/r, which is known in closed form."""
     torchpme = pytest.importorskip("torchpme", reason="torch-pme is not installed: pip install torch-pme")
     crystal, charges = cloud(12, 6.0)
     crystal.set_cell([[7, 0, 0], [1, 6, 0], [0, -2, 8]])

@@ -61,7 +61,6 @@ def test_the_convolution_is_that_of_an_fft(even):
 
 
 def test_padding_need_not_be_there():
-    """Planes that hold nothing change nothing."""
     n_points = (4, 8, 5)
     values = torch.randn(*n_points, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     padded = torch.zeros(*N_GRID, 2, dtype=torch.float64)

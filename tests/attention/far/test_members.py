@@ -56,7 +56,6 @@ def formula(basis, squared):
 
 @pytest.mark.parametrize("spectrum", ["gaussians", "sampled", "both"])
 def test_members_on_pairs_are_those_of_the_formula_with_their_derivatives(spectrum, monkeypatch):
-    """Block by block, with r = 0 and both forms of the slope of a sinc; first and second derivatives."""
     monkeypatch.setattr("molflt.attention.far.pairs._VALUES_AT_ONCE", 70)
     rpe = GaussianRPE(6, 1.0, 6.0, None, spectrum).double()
     squared = torch.cat([torch.zeros(1), torch.logspace(-9, 2.5, 40)]).double().requires_grad_()

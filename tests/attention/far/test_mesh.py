@@ -47,7 +47,6 @@ def octave_lengths(on_grid: OnGrid, padding: float, name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("tolerance", [9e-3, 1e-4, 1e-8])
 def test_no_wave_is_an_alias_of_another(tolerance):
-    """From plane to plane of the grid, every wave turns by less than a half."""
     for name in NAMES:
         (group,) = geometry_for([STRUCTURES[name]()], small_rpe(), "mesh", tolerance).layout.far.groups
         (grid,) = group.pieces
@@ -85,7 +84,6 @@ def test_channels_at_a_time_change_nothing(monkeypatch):
 
 @pytest.mark.parametrize("name", ["slab", "molecule", "atom", "tiny_cell"])
 def test_gradients(name):
-    """Weights and values exactly (the operator is linear in both); positions and widths near the exact sum's."""
     atoms = STRUCTURES[name]()
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(4, 2, generator=generator, dtype=torch.float64)

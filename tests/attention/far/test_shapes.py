@@ -87,7 +87,6 @@ def test_every_shape_to_the_tolerance_and_on_a_grid_of_bounded_size(shape):
 
 @pytest.mark.parametrize("shape", ["ball", "chain", "disk"])
 def test_turning_moving_and_mirroring_an_open_structure_change_rounding_only(shape):
-    """The grid turns and moves with the structure, whatever ε is."""
     atoms = Atoms(f"O{len(SHAPES[shape]())}", SHAPES[shape]())
     values = torch.randn(len(atoms), 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weights = torch.linspace(-1, 1, 16, dtype=torch.float64)[:, None]

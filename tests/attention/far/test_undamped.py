@@ -173,7 +173,6 @@ LINEAR = {
 
 @pytest.mark.parametrize("keys", LINEAR.values(), ids=LINEAR)
 def test_features_are_the_estimator_on_pairs(keys):
-    """Of isolated structures with random directions, which have both."""
     rpe = wide_rpe()
     method = sampled(rpe, 0, **keys)
     plan = Plan(6.0, far=method.plan(rpe(), dense=False))

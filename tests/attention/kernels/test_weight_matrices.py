@@ -112,7 +112,7 @@ def test_structured_rows_are_orthogonal_blocks_of_the_next_power_of_two(m, c, p)
 
 
 def stratified(omega: torch.Tensor) -> bool:
-    """Whether each coordinate has one row in each of as many intervals of equal probability."""
+    """Return True if each coordinate has one row in each of as many intervals of equal probability."""
     n = len(omega)
     cells = (torch.special.ndtr(omega) * n).floor().long().clamp(0, n - 1)
     return all(len(set(column)) == n for column in cells.T.tolist())
