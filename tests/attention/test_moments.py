@@ -78,18 +78,6 @@ def test_products_of_moments_are_sums_over_triples(name, layer, radial):
     torch.testing.assert_close(layer(x, moments_of([atoms], radial)), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_first_and_second_derivatives(layer, radial):
-    moments = moments_of([STRUCTURES["molecule"]()], radial)
-    x = states(moments.neighbourhood.pattern.n_rows).requires_grad_()
-
-    def function(x, weight):
-        return torch.func.functional_call(layer, {"filters.weight": weight}, (x, moments))
-
-    weight = layer.filters.weight.detach().clone().requires_grad_()
-    assert torch.autograd.gradcheck(function, (x, weight))
-    assert torch.autograd.gradgradcheck(function, (x, weight))
-
-
 def pyramids():
     """Two environments of a carbon with the same distances and different angles."""
     corners = np.array([[1, 1, 1], [-1, -1, 1], [-1, 1, -1], [1, -1, -1]]) / np.sqrt(3)

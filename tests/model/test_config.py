@@ -137,10 +137,8 @@ def test_far_dim_must_fit_the_heads() -> None:
     ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": 128}})
 
 
-def test_vectors_must_fit_the_heads_and_need_moments() -> None:
+def test_vectors_must_fit_the_heads() -> None:
     with pytest.raises(
         ValidationError, match=r"attention.vector_channels \(12\) must be a multiple of n_heads \(8\)"
     ):
         ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"vector_channels": 12}})
-    with pytest.raises(ValidationError, match="vector_channels acts only with moment_channels above 0: leave it out"):
-        attention_config(moment_channels=0, vector_channels=8)

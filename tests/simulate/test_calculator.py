@@ -14,10 +14,6 @@ from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
-from ase.constraints import FixAtoms
-from ase.filters import FrechetCellFilter
-from ase.io.trajectory import Trajectory
-from ase.optimize import BFGS, FIRE
 
 from molflt.errors import InputError
 from molflt.model.model_file import save_model
@@ -65,9 +61,6 @@ def test_stress_is_a_central_difference(random_model, kind):
     assert np.abs(found).max() > 1e-6
     expected = calculate_numerical_stress(atoms, eps=1e-5)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
-    # Power: another order of Voigt's components, or the other sign, would not do.
-    for wrong in (-found, found[[0, 1, 2, 5, 4, 3]]):
-        assert np.abs(wrong - expected).max() > 1e-3 * np.abs(expected).max()
 
 
 def test_energy_is_that_of_predict(random_model):
@@ -207,22 +200,6 @@ def test_files_hold_the_results(random_model, tmp_path, name):
     for value, want in zip(found, expected, strict=True):
         np.testing.assert_allclose(value, want, rtol=0, atol=1e-7)
     assert dict(atoms.calc.export_properties())["energy"] == expected[0]
-
-
-def test_optimisers_constraints_and_trajectories(calc, tmp_path):
-    atoms = slab_open()
-    atoms.set_constraint(FixAtoms(mask=atoms.get_tags() == 0))
-    atoms.calc = calc
-    start, energy = atoms.get_positions(), atoms.get_potential_energy()
-    FIRE(atoms, logfile=None, trajectory=str(tmp_path / "x.traj")).run(fmax=1e-4, steps=5)
-    assert atoms.get_potential_energy() < energy
-    moved = np.abs(atoms.positions - start).max(axis=1)
-    assert moved[:8].max() == 0
-    assert moved[8:].min() > 0
-    with Trajectory(tmp_path / "x.traj") as frames:
-        assert frames[-1].get_potential_energy() == pytest.approx(atoms.get_potential_energy())
-    atoms.set_constraint()
-    BFGS(FrechetCellFilter(atoms), logfile=None).run(fmax=1e-4, steps=2)
 
 
 # What is refused

@@ -16,9 +16,8 @@ from tests.attention.far.oracles import (
     pair_basis,
     relative_error,
     small_rpe,
-    written_in_another_image,
 )
-from tests.attention.structures import STRUCTURES, rotated
+from tests.attention.structures import STRUCTURES
 
 NAMES = ["slab", "slab_open", "wire", "triclinic", "tiny_cell", "molecule", "atom"]
 
@@ -56,18 +55,6 @@ def test_no_wave_is_an_alias_of_another(tolerance):
                 # Of wide members in a small cell nothing is left but the mean.
                 assert k >= (octave is grid.octaves[0])
                 assert k * (float(turn) or grid.grid.spacing / length) < 0.5
-
-
-@pytest.mark.parametrize("name", ["slab", "triclinic", "molecule"])
-def test_turned_wrapped_and_reordered(name):
-    """Rotation and wrapping to ε, order of the atoms to rounding."""
-    rpe, atoms = small_rpe(), STRUCTURES[name]()
-    expected = pair_basis(atoms, rpe, "mesh")
-    for changed in (rotated(atoms, 1), written_in_another_image(atoms)):
-        assert relative_error(pair_basis(changed, rpe, "mesh"), expected, rpe) < 2e-4
-    order = np.random.default_rng(0).permutation(len(atoms))
-    shuffled = pair_basis(atoms[order], rpe, "mesh")
-    assert relative_error(shuffled, expected[order][:, order], rpe) < 1e-12
 
 
 def test_channels_at_a_time_change_nothing(monkeypatch):

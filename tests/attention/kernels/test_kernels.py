@@ -29,9 +29,6 @@ def test_attention_is_the_dense_formula(name):
     with torch.no_grad():
         found, omega = kernelised_attention(kernel, q, k, v, None), kernel.weights()
     torch.testing.assert_close(found, dense_attention(component, omega, q, k, v), rtol=1e-9, atol=1e-11)
-    # Power: the component functions give different answers from the same matrix.
-    for other in set(COMPONENT_FUNCTIONS) - {component}:
-        assert not torch.allclose(found, dense_attention(other, omega, q, k, v), rtol=1e-4)
 
 
 def feature(kernel, x: torch.Tensor) -> torch.Tensor:
@@ -51,8 +48,6 @@ def test_attention_of_elu_and_relu_is_the_dense_formula(name):
                 phi_q, phi_k = (torch.stack([feature(kernel, x) for x in t[b, h]]) for t in (q, k))
                 weights = phi_q @ phi_k.T
                 torch.testing.assert_close(found[b, h], weights @ v[b, h] / weights.sum(1, keepdim=True))
-    # Power: it is not softmax attention.
-    assert not torch.allclose(torch.softmax(q @ k.transpose(-1, -2), dim=-1) @ v, found, rtol=1e-2)
 
 
 @pytest.mark.parametrize("name", [*COVERING, "elu", "relu", "lara"])
@@ -75,10 +70,9 @@ def test_an_estimate_of_either_sign_is_raised_to_the_floor():
             low[b, h] = weights.sum(1) < bound
             wanted = weights @ v[b, h] / torch.maximum(weights.sum(1), bound)[:, None]
             torch.testing.assert_close(found[b, h], wanted, rtol=1e-8, atol=1e-10)
-    # Power: both cases occur, and without the floor they differ.
+    # Both cases occur.
     assert bool(low.any())
     assert not bool(low.all())
-    assert not torch.allclose(dense_attention("trigrf", omega, q, k, v)[low], found[low], rtol=1e-3)
 
 
 @pytest.mark.parametrize("component", ["posrf", "oprf", "saderf"])

@@ -65,10 +65,7 @@ def test_orthogonal_within_blocks_and_only_there(m, c):
     omega = orthogonal(m, c, generator())
     assert omega.shape == (m, c)
     assert max(off_diagonal(omega[start : start + c]) for start in range(0, m, c)) < 1e-10
-    # Power: rows of different blocks are not, nor are independent ones.
-    if m > c:
-        assert off_diagonal(omega) > 1e-3
-        assert off_diagonal(iid(m, c, generator())) > 1e-3
+    assert m <= c or off_diagonal(omega) > 1e-3
 
 
 def test_haar_matrices_have_no_preferred_sign():
@@ -86,10 +83,7 @@ def test_haar_matrices_have_no_preferred_sign():
 
 
 @pytest.mark.parametrize("draw", [structured_orthogonal, sphere])
-def test_rows_of_one_length_are_not_gaussian(draw):
-    """Power of the test above; their second moments are right all the same."""
-    with pytest.raises(AssertionError):
-        rows_are_gaussian(draw)
+def test_rows_of_one_length_have_the_second_moments_of_gaussian_ones(draw):
     count, c, random = 1500, 4, generator(1)
     mine = torch.stack([draw(9, c, random)[0] for _ in range(count)])
     torch.testing.assert_close(mine.norm(dim=1), torch.full((count,), math.sqrt(c), dtype=torch.float64))
@@ -124,9 +118,6 @@ def test_sobol_points_are_rows_and_stratified():
         omega = quasi_monte_carlo(n, 5, generator(seed))
         assert stratified(omega)
         assert len(omega.unique(dim=0)) == n
-        # Power: transposed, permuted within rows, or independent they are not.
-        assert not stratified(quasi_monte_carlo(5, n, generator(seed)).T)
-        assert not stratified(iid(n, 5, generator(seed)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -169,10 +160,6 @@ def test_the_sparse_grid_integrates_polynomials_of_third_degree(c, copies):
 
     for degree in (1, 2, 3):
         assert error(omega, degree) < 1e-10
-    # Power: of third degree and no more, and the nodes of Gauss and Hermite would need unequal weights.
-    assert error(omega, 4) > 0.1
-    if c > 1:
-        assert error(omega * math.sqrt(3 / (c + 0.5)), 2) > 0.1
     # As many rules as come nearest to the number asked for.
     assert [len(sparse_grid(m, 4, generator())) // 9 for m in (1, 9, 13, 14, 64)] == [1, 1, 1, 2, 7]
 
@@ -195,10 +182,6 @@ def test_fastfood_is_saved_with_its_permutation_and_is_not_redrawn():
     saved, other = FastFood(22, 5, generator()), FastFood(22, 5, generator(1))
     state = {key: value.clone() for key, value in saved.state_dict().items()}
     assert set(state) == {"outer", "inner", "input", "permutation"}
-    # Power of the round trip: the diagonals alone do not make the matrix.
-    part = {key: value for key, value in state.items() if key != "permutation"}
-    assert other.load_state_dict(part, strict=False).missing_keys == ["permutation"]
-    assert not torch.allclose(saved(), other())
     other.load_state_dict(state)
     assert torch.equal(saved(), other())
     names = ("posrf-orf", "trigrf-qmc", "oprf-fastfood", "relu")
