@@ -36,18 +36,6 @@ def affine_gaussians(radial: GaussianDistanceBasis, distance: float, receiver: i
     return np.exp(-(((x - p["centres"]) / np.exp(p["log_widths"])) ** 2) / 2)
 
 
-@pytest.mark.parametrize("pair_types", [True, False])
-def test_the_distance_basis_is_its_formula(pair_types):
-    """Without pair types γ = 1 and β = 0, whatever the elements; atomic numbers of any integer type."""
-    radial, _ = learnt(pair_types)
-    pairs = [(0.0, 1, 8), (0.7, 6, 6), (1.9, 8, 1), (2.4, 78, 1), (3.3, 1, 78), (5.0, 118, 118)]
-    distances, receiver, sender = (torch.tensor(column) for column in zip(*pairs, strict=True))
-    expected = np.stack([affine_gaussians(radial, *pair) for pair in pairs])
-    for dtype in (torch.int64, torch.uint8):
-        found = radial(distances.double(), receiver.to(dtype), sender.to(dtype)).detach()
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-26)
-
-
 def test_tails_are_no_denormal_numbers():
     values = GaussianDistanceBasis(64, 4.0)(torch.zeros(1), torch.tensor([1]), torch.tensor([1]))
     assert float(values.detach().min()) >= torch.finfo(torch.float32).tiny

@@ -7,7 +7,7 @@ import torch
 
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
-from tests.attention.structures import STRUCTURES, batch_of, random_rotation, rotated
+from tests.attention.structures import STRUCTURES, batch_of
 from tests.model.models import check_forces, check_hessian_vector_product, check_stress
 from tests.model.models import make_model as make
 
@@ -61,19 +61,6 @@ def test_second_derivatives(method):
 @pytest.mark.parametrize("name", ["slab_open", "triclinic"])
 def test_stress_is_a_central_difference(method, name):
     check_stress(make_model(method), STRUCTURES[name]())
-
-
-@pytest.mark.parametrize("method", ["exact", "lattice"])
-def test_rotation_turns_forces_and_stress(method):
-    model, atoms = make_model(method), STRUCTURES["triclinic"]()
-    here = derivatives(model, batch_of([atoms]), stress=True)
-    assert here.stress is not None
-    for seed in (0, 1):
-        there = derivatives(model, batch_of([rotated(atoms, seed)]), stress=True)
-        assert there.stress is not None
-        q = torch.from_numpy(random_rotation(seed))
-        torch.testing.assert_close(there.forces, here.forces @ q, rtol=0, atol=1e-10)
-        torch.testing.assert_close(there.stress, q.T @ here.stress @ q, rtol=0, atol=1e-11)
 
 
 def test_a_batch_gives_what_its_structures_give_alone():

@@ -11,7 +11,6 @@ from molflt.model.standardiser import Statistics
 from tests.attention.structures import STRUCTURES, random_rotation, rotated
 from tests.invariance.test_harness import ATTENTIONS
 from tests.model.models import (
-    MEAN,
     all_structures,
     batch_for,
     check_it_trains_as_it_is_built,
@@ -42,29 +41,6 @@ def test_energies_of_separate_structures_add_up(attention, tolerance):
     assert excess(make_model({"sigma_min": 1.5, "sigma_max": 4.0, **attention}), 50.0) < 10 * tolerance
 
 
-def test_far_weights_reach_beyond_every_neighbour():
-    """Two clusters out of each other's local reach: only the Fourier RPE lets one feel the other."""
-
-    def pair(distance: float) -> Atoms:
-        return Atoms("CONF", [[0, 0, 0], [1.2, 0, 0], [distance, 0, 0], [distance, 1.3, 0]])
-
-    near, further = [pair(9.0)], [pair(11.0)]
-    blind, sighted = make_model("local"), make_model("flt")
-    assert float((energies(blind, near) - energies(blind, further)).abs()) < 1e-12
-    assert float((energies(sighted, near) - energies(sighted, further)).abs()) > 1e-6
-
-
-def test_a_performer_sees_no_positions_and_flt_does():
-    for attention, sees in (("performer", False), ("flt", True)):
-        model = make_model(attention)
-        model.embedding.neighbour_element.weight.data.zero_()
-        atoms = STRUCTURES["molecule"]()
-        other = atoms.copy()
-        other.rattle(0.1, seed=5)
-        moved = float((energies(model, [atoms]) - energies(model, [other])).abs())
-        assert (moved > 1e-6) == sees
-
-
 def test_recycles_share_weights_and_change_the_result():
     once, thrice = make_model("flt"), make_model("flt", n_recycles=3)
     assert once.n_parameters() == thrice.n_parameters()
@@ -80,15 +56,6 @@ def test_displacements_turn_with_the_structure(attention):
         after = model(batch_for(model, [rotated(a, 7) for a in structures])).displacement
     assert float(before.abs().max()) > 1e-6
     torch.testing.assert_close(after, before @ torch.from_numpy(random_rotation(7)), rtol=1e-9, atol=1e-12)
-
-
-def test_atomic_energies_sum_to_the_energy():
-    model = make_model("flt")
-    batch = batch_for(model, all_structures())
-    with torch.no_grad():
-        output = model(batch)
-    sums = torch.zeros(len(STRUCTURES), dtype=torch.float64).index_add(0, batch.batch, output.atomic_energies)
-    torch.testing.assert_close(output.energy, sums + MEAN)
 
 
 def test_what_is_far_from_the_adsorbate_counts_only_without_contact():

@@ -85,15 +85,6 @@ def test_rows_sum_to_one(case):
         torch.testing.assert_close(total, torch.ones_like(total))
 
 
-def test_the_far_field_of_molflt_has_either_sign_and_the_near_field_sums_to_one():
-    atoms = STRUCTURES["slab"]()
-    far = torch.stack([matrix(call) for call in calls_of(make_model("molflt"), atoms)])
-    assert bool((far < 0).any())
-    near = torch.stack([matrix(call) for call in calls_of(make_model("local"), atoms)])
-    assert bool((near >= 0).all())
-    torch.testing.assert_close(near.sum(dim=-1), torch.ones(near.shape[:-1], dtype=near.dtype))
-
-
 @pytest.mark.parametrize("name", ["linear", "wire"])
 def test_molflt_is_its_formula(name):
     layer, shared, radial, geometry, x, context = prepare(name, {"frequencies": "exact"})

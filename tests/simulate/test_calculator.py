@@ -153,17 +153,6 @@ def test_results_are_kept_until_something_changes(calc, monkeypatch):
     assert len(calls) == n
 
 
-def test_atoms_may_come_and_go(calc):
-    atoms = KINDS["molecule"]()
-    atoms.calc = calc
-    for change in (lambda a: [a.pop(), a.pop()], lambda a: a.extend(Atoms("O", [[4.0, 0, 0]]))):
-        change(atoms)
-        fresh = atoms.copy()
-        fresh.calc = MolFLTCalculator(calc.model)
-        assert atoms.get_forces().shape == (len(atoms), 3)
-        np.testing.assert_array_equal(atoms.get_forces(), fresh.get_forces())
-
-
 def test_a_model_that_is_given_is_left_as_it_was(random_model):
     model = Model([random_model()], device="cpu")
     assert MolFLTCalculator(model).model is model

@@ -9,7 +9,6 @@ from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.attention.near import GaussianDistanceBasis
-from molflt.data.labels import LabelSpec
 from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
@@ -72,24 +71,6 @@ OTHER_UNITS = {
     "data.force_label": "F_au",
     "data.force_unit": "Hartree/bohr",
 }
-
-
-def test_units_make_no_difference(crystal_config, tmp_path):
-    configs = {
-        "plain": crystal_config(**QUICK),
-        "converted": crystal_config("_units", **QUICK, **OTHER_UNITS),
-        "wrong": crystal_config("_units", **QUICK, **{**OTHER_UNITS, "data.unit": "kJ/mol"}),
-    }
-    records = {}
-    for name, config in configs.items():
-        go(config, tmp_path / name)
-        (records[name],) = read_records(tmp_path / name)
-    for metric in ("val/energy_mae", "val/force_mae"):
-        assert records["plain"][metric] == pytest.approx(records["converted"][metric], rel=1e-3)
-    assert records["wrong"]["val/energy_mae"] != pytest.approx(records["plain"]["val/energy_mae"], rel=0.1)
-    assert load_model(tmp_path / "converted" / "best.safetensors").metadata.labels == LabelSpec(
-        label="E_kcal", unit="kcal/mol", per="atom", force_label="F_au", force_unit="Hartree/bohr"
-    )
 
 
 def test_energies_and_forces_are_learnt(crystal_config, tmp_path):

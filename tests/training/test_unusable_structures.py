@@ -43,21 +43,13 @@ SPOILT = {
 
 
 def extxyz(path, kind):
-    """A file of which one frame is spoilt, written by hand."""
-    lines = []
-    for k in range(N):
-        atoms = good(k)
-        energy = 0.1 * k
-        if k == PLACE:
-            SPOILT[kind][0](atoms)
-            energy = None if atoms.calc is None else atoms.calc.results["energy"]
-        cell = " ".join(map(str, np.asarray(atoms.cell).ravel()))
-        periodic = " ".join("T" if p else "F" for p in atoms.pbc)
-        label = "" if energy is None else f" energy={energy}"
-        extra = "".join(f" {key}={value}" for key, value in atoms.info.items())
-        lines += [str(len(atoms)), f'Lattice="{cell}" pbc="{periodic}" Properties=Z:I:1:pos:R:3{label}{extra}']
-        lines += [f"{z} {x} {y} {w}" for z, (x, y, w) in zip(atoms.numbers, atoms.positions, strict=True)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    """A file of which one frame is spoilt."""
+    frames = [good(k) for k in range(N)]
+    spoilt = frames[PLACE]
+    SPOILT[kind][0](spoilt)
+    if spoilt.calc is not None:
+        spoilt.calc.atoms = spoilt.copy()
+    ase.io.write(path, frames)
     return str(path)
 
 

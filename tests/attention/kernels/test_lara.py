@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Independent, Normal
 
 from molflt.attention.kernels.lara import Landmarks, LaraKernel, SoftClusters
-from tests.attention.kernels.checks import estimate, standard_errors_off
+from tests.attention.kernels.checks import estimate
 
 HEADS, N, C, WIDTH = 2, 7, 3, 4
 
@@ -72,17 +72,6 @@ def test_it_is_its_definition(made, training):
         omega = omega + torch.randn_like(omega)
     for h in range(HEADS):
         torch.testing.assert_close(found[0, h], defined(made, q, k, omega, h), rtol=1e-10, atol=0)
-
-
-def test_estimates_are_unbiased_for_the_softmax_kernel():
-    """Multiple importance sampling with weights that sum to one; power: weights that sum to less are found out."""
-    made, (q, k) = kernel().train(), tokens(scale=0.3)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        values = torch.stack([estimate(made, q, k) for _ in range(2000)])
-    wanted = (q @ k.transpose(-1, -2)).exp()
-    assert standard_errors_off(values, wanted) < 4.5
-    assert standard_errors_off(0.95 * values, wanted) > 7
 
 
 def test_landmarks_follow_the_order_of_no_token_and_the_number_of_no_copy():
