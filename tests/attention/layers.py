@@ -1,7 +1,5 @@
 """One layer of any mechanism with small, generic weights, and its local factor written out with loops."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

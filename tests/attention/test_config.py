@@ -1,7 +1,5 @@
 """Configurations by mechanism: only keys that act, and refusals that say what to set instead."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

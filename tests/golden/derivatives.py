@@ -6,8 +6,6 @@ methods are one function and a change of method changes nothing; on the large st
 take minutes, it keeps a tolerance of 1e-5. Derivatives are kept as projections on fixed random directions.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ In double precision the far field is computed exactly, so that what a numerical 
 changes nothing here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small models of every kind of attention, and what each must stand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -50,14 +48,6 @@ def energies(model: EnergyModel, atoms: list[Atoms], n_max: int | None = None) -
 
 def all_structures() -> list[Atoms]:
     return [make() for make in STRUCTURES.values()]
-
-
-def check_it_trains_as_it_is_built(attention: Any) -> None:
-    """Single precision without a conversion, and a finite gradient for every parameter that is used."""
-    torch.manual_seed(0)
-    model = EnergyModel(ModelConfig(**{**SIZES, "n_layers": 1}, attention=attention))
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    check_finite(model, [STRUCTURES[name]() for name in ("molecule", "slab", "atom")])
 
 
 def check_finite(model: EnergyModel, atoms: list[Atoms], autocast: bool = False) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Configurations of models: what is shown acts, what does nothing is refused, and old keys are named with the new."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

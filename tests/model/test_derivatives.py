@@ -1,7 +1,5 @@
 """Forces and stress: against central differences, and what symmetry and periodicity say of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

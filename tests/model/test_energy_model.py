@@ -9,21 +9,13 @@ from ase.build import add_adsorbate, fcc111
 from molflt.attention.smooth import envelope
 from molflt.model.standardiser import Statistics
 from tests.attention.structures import STRUCTURES, random_rotation, rotated
-from tests.invariance.test_harness import ATTENTIONS
 from tests.model.models import (
     all_structures,
     batch_for,
-    check_it_trains_as_it_is_built,
     energies,
     excess,
     make_model,
 )
-
-
-@pytest.mark.parametrize("attention", [*ATTENTIONS.values(), "flt-concat"], ids=[*ATTENTIONS, "flt-concat"])
-def test_trains_as_it_is_built(attention):
-    check_it_trains_as_it_is_built(attention)
-
 
 SEPARABLE = {
     "exact": ({"frequencies": "exact"}, 1e-12),

@@ -1,7 +1,5 @@
 """One file per model: what goes in comes out, and nothing else gets in."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import pickle

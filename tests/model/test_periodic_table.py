@@ -1,7 +1,5 @@
 """Groups and periods against the table as IUPAC prints it, starts of vectors against their covariance."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -7,6 +7,7 @@ from ase import Atoms
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from tests.attention.structures import STRUCTURES
+from tests.invariance.test_harness import ATTENTIONS as MECHANISMS
 from tests.model.models import EXTREMES, SIZES, check_finite
 
 WIDTHS = {"sigma_max": 5.0, "n_basis": 4}
@@ -44,11 +45,17 @@ def make_model(attention) -> EnergyModel:
     return EnergyModel(ModelConfig(**SIZES, attention=attention))
 
 
+@pytest.mark.parametrize("attention", [*MECHANISMS.values(), "flt-concat"], ids=[*MECHANISMS, "flt-concat"])
+def test_finite(attention):
+    check_finite(make_model(attention), AWKWARD["all sorts"])
+
+
 @pytest.mark.parametrize(
-    ("case", "autocast"), [*((case, False) for case in AWKWARD), pytest.param("all sorts", True, id="bfloat16")]
+    ("case", "autocast"),
+    [("one atom", False), ("no neighbours", False), pytest.param("all sorts", True, id="bfloat16")],
 )
 @pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
-def test_finite(attention, case, autocast):
+def test_finite_where_little_is_there_or_of_little_precision(attention, case, autocast):
     check_finite(make_model(attention), AWKWARD[case], autocast)
 
 

@@ -1,7 +1,5 @@
 """Random models for the tests of calculators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The calculator: numbers against finite differences, and what it refuses."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings

@@ -1,7 +1,5 @@
 """Constant-energy dynamics with a shipped model."""
 
-from __future__ import annotations
-
 import pytest
 from ase.optimize import BFGS
 

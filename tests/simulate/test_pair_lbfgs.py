@@ -1,7 +1,5 @@
 """Relaxation with a pair Hessian: its matrix and L-BFGS against dense oracles, symmetry, and its end."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ A jump of the energy shows at its full height in second differences, and in the 
 smooth part is below the bound: with two continuous derivatives at cutoffs, it falls with the third power of the step.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -160,18 +160,10 @@ def test_attention_by_name_and_then_in_part(tiny_yaml):
     assert load_config(short, ["model.attention.n_features=32"]).model.attention.mechanism == "kernelised"
 
 
-def test_paper_presets_have_the_paper_s_sizes():
-    for name, layers in {"paper-flt-10l": 10, "paper-flt-12l": 12, "paper-performer-12l": 12}.items():
+def test_paper_presets_are_trained_as_in_the_paper():
+    for name in ("paper-flt-10l", "paper-flt-12l", "paper-performer-12l"):
         config = preset_config(name)
-        model = config.model
-        sizes = (model.n_layers, model.dim, model.n_heads, model.ffn_dim, model.n_recycles)
-        assert sizes == (layers, 768, 48, 2048, 4)
-        if "flt" in name:
-            attention = model.attention
-            assert (attention.spectrum, attention.n_basis, attention.far_rank) == ("sampled", 32, 1)
-        else:
-            assert model.attention.n_features == 64
         optimiser = config.optimiser
         assert (optimiser.name, optimiser.betas, optimiser.eps) == ("adam", (0.9, 0.98), 1e-6)
         assert (optimiser.lr, optimiser.warmup_steps, optimiser.schedule) == (3e-4, 10_000, "linear")
-        assert (config.trainer.max_steps, model.attention_dropout) == (500_000, 0.1)
+        assert (config.trainer.max_steps, config.model.attention_dropout) == (500_000, 0.1)

@@ -1,7 +1,5 @@
 """RPE functions of few members for the tests of the far field, and errors relative to their amplitudes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

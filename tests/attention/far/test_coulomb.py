@@ -1,7 +1,5 @@
 """1/r as a ladder of Gaussians: against 1/r itself, Madelung constants, and every method against the others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

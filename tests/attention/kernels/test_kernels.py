@@ -13,16 +13,21 @@ from molflt.attention.kernels.spectraformer import COMPONENT_FUNCTIONS, optimal_
 from molflt.attention.registry import KERNELS, attention_config
 from molflt.errors import InputError
 from tests.attention.kernels.checks import (
+    GRID,
+    LAWS,
     WIDTH,
     check_kernel,
+    dense_attention,
     draws,
     estimates,
     generator,
+    kernel_of,
+    pair_terms,
+    published_a,
     softmax_kernel,
     standard_errors_off,
     tokens,
 )
-from tests.attention.kernels.grid import GRID, LAWS, dense_attention, kernel_of, pair_terms, published_a
 
 COVERING = [
     *(f"{c}-{m}" for c in COMPONENT_FUNCTIONS for m in ("iid", "fastfood")),

@@ -21,8 +21,7 @@ from molflt.attention.kernels.spectraformer import (
     structured_orthogonal,
 )
 from molflt.errors import InputError
-from tests.attention.kernels.checks import draws, generator, rows_are_gaussian
-from tests.attention.kernels.grid import fastfood
+from tests.attention.kernels.checks import draws, fastfood, generator, rows_are_gaussian
 
 
 def off_diagonal(block: torch.Tensor) -> float:
