@@ -33,7 +33,7 @@ SPOILT = {
     "NaN position": (lambda atoms: atoms.positions.__setitem__((1, 2), np.nan), "NaN or infinity"),
     "coincident atoms": (
         lambda atoms: atoms.positions.__setitem__(1, atoms.positions[0] + atoms.cell[2]),
-        "atom 0 (Cu) and an image of atom 1 (Cu) are 0 Å apart",
+        "atom 0 (Cu) and an image of atom 1 (Cu)",
     ),
     "charge": (lambda atoms: atoms.info.update(charge=1), "no charge"),
     "no atoms": (lambda atoms: atoms.__delitem__(slice(None)), "no atoms"),
