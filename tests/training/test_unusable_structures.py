@@ -50,6 +50,8 @@ def extxyz(path, kind):
     if spoilt.calc is not None:
         spoilt.calc.atoms = spoilt.copy()
     ase.io.write(path, frames)
+    # ASE writes the elements of no atoms as numbers.
+    path.write_text(path.read_text(encoding="utf-8").replace("species:R", "species:S"), encoding="utf-8")
     return str(path)
 
 

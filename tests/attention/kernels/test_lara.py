@@ -1,4 +1,4 @@
-"""LARA against its definition with distributions from torch; its mean and its landmarks."""
+"""LARA against its definition with distributions from torch, and its landmarks."""
 
 import math
 
