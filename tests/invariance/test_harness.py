@@ -114,14 +114,6 @@ def test_the_published_form_fails_rotation_and_translation():
         assert verdicts(results, name) == {"pass"}
 
 
-def test_random_directions_fail_rotation_only():
-    loaded = small({"mechanism": "undamped", "directions": "random"})
-    checks = {name: CHECKS[name] for name in ("rotation", "translation")}
-    results = run_suite(loaded, structures("molecule", "benzene"), n_draws=2, checks=checks)
-    assert verdicts(results, "rotation") == {"fail"}
-    assert verdicts(results, "translation") == {"pass"}
-
-
 BROKEN = {
     "rotation": lambda batch, n_max, energy: energy + batch.positions[:, 0].diff().square().mean(),
     "reflection": lambda batch, n_max, energy: energy + torch.linalg.det(batch.cell.double()).sign(),

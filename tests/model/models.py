@@ -69,35 +69,6 @@ def check_finite(model: EnergyModel, atoms: list[Atoms], autocast: bool = False)
     return output.energy.detach()
 
 
-def extreme_queries(model: EnergyModel) -> None:
-    _set(model, "projection.weight", lambda p: 100 * p)
-
-
-def negative_weights(model: EnergyModel) -> None:
-    _set(model, "rpe_weights", lambda p: -10 * p.abs())
-
-
-def widest(model: EnergyModel) -> None:
-    for name in BOUNDED:
-        _set(model, name, lambda p: torch.full_like(p, 60.0))
-
-
-def narrowest(model: EnergyModel) -> None:
-    for name in BOUNDED:
-        _set(model, name, lambda p: torch.full_like(p, -60.0))
-
-
-BOUNDED = ("raw_widths", "raw_scales", "raw_temperature")
-EXTREMES = (extreme_queries, negative_weights, widest, narrowest)
-
-
-def _set(model: EnergyModel, ending: str, change: Any) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith(ending):
-                parameter.copy_(change(parameter))
-
-
 def forces(model: EnergyModel, atoms: Atoms) -> torch.Tensor:
     """Automatic −∂E/∂r. The neighbour list reaches 0.5 Å too far, so that no edge is missed when atoms are moved."""
     batch = batch_for(model, [atoms], margin=0.5)
@@ -176,14 +147,9 @@ def check_hessian_vector_product(model: EnergyModel, atoms: Atoms) -> None:
     torch.testing.assert_close(curved, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
-def apart(gap: float) -> tuple[Atoms, Atoms, Atoms]:
-    """Two molecules, and both of them some Å apart."""
-    one, two = STRUCTURES["molecule"](), STRUCTURES["benzene"]()
-    two.positions += (gap, 0.3 * gap, -0.1 * gap)
-    return one, two, one + two
-
-
 def excess(model: EnergyModel, gap: float) -> float:
-    """Energy of two molecules together less the sum of their energies, relative to the sum, without means."""
-    one, two, both = (energies(model, [atoms])[0] - MEAN for atoms in apart(gap))
+    """Energy of two molecules some Å apart less the sum of their energies, relative to the sum, without means."""
+    first, second = STRUCTURES["molecule"](), STRUCTURES["benzene"]()
+    second.positions += (gap, 0.3 * gap, -0.1 * gap)
+    one, two, both = (energies(model, [atoms])[0] - MEAN for atoms in (first, second, first + second))
     return abs(float((both - one - two) / (one + two)))
