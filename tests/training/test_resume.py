@@ -313,6 +313,26 @@ def test_a_file_that_cannot_take_its_name(name, nth, kept, make_config, tiny_run
     assert_same_run(run_dir, tiny_run)
 
 
+@on_linux
+def test_a_disk_that_does_not_keep_a_checkpoint(make_config, tiny_run, tmp_path, monkeypatch):
+    run_dir, sound = tmp_path / "run", os.fsync
+
+    def failing(descriptor):
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name.startswith(".last.") and path.suffix == ".ckpt" and (run_dir / "last.ckpt").exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sound(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            go(make_config(), run_dir)
+    assert (run_dir / "last.ckpt").exists()
+    assert not (run_dir / "previous.ckpt").exists()
+    go(make_config(), run_dir, resume=True)
+    assert_same_run(run_dir, tiny_run)
+
+
 WORKERS = {"loss.noisy_nodes": True, "data.num_workers": 1}
 
 
