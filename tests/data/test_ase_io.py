@@ -1,11 +1,7 @@
 """Structures from and to ASE's Atoms."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
@@ -46,7 +42,7 @@ from molflt.data.record import to_data, to_record
 from molflt.errors import InputError
 
 
-def slab() -> Atoms:
+def slab():
     """Copper with oxygen on it, tagged as OC20 does."""
     atoms = fcc111("Cu", (2, 2, 3), vacuum=8.0)
     add_adsorbate(atoms, "O", 1.2, "fcc")
@@ -56,7 +52,7 @@ def slab() -> Atoms:
     return atoms
 
 
-def test_a_slab_under_the_vocabulary() -> None:
+def test_a_slab_under_the_vocabulary():
     atoms = slab()
     atoms.set_constraint(FixAtoms(mask=atoms.get_tags() == 0))
     atoms.calc = SinglePointCalculator(atoms, energy=-3.5)
@@ -70,7 +66,7 @@ def test_a_slab_under_the_vocabulary() -> None:
     assert (data.name, data.adsorbate, data.num_nodes) == ("slab", "O", 13)
 
 
-def test_nothing_is_computed() -> None:
+def test_nothing_is_computed():
     atoms = bulk("Cu")
     atoms.calc = EMT()
     assert "energy" not in from_atoms(atoms, "x")
@@ -84,7 +80,7 @@ def test_nothing_is_computed() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4])
 @pytest.mark.parametrize("with_adsorbate", [True, False])
-def test_layer_numbers_are_not_taken_for_oc20_tags(layers: int, with_adsorbate: bool) -> None:
+def test_layer_numbers_are_not_taken_for_oc20_tags(layers, with_adsorbate):
     atoms = fcc111("Cu", (2, 2, layers), vacuum=8.0)
     if with_adsorbate:
         add_adsorbate(atoms, "O", 1.2, "fcc")
@@ -95,7 +91,7 @@ def test_layer_numbers_are_not_taken_for_oc20_tags(layers: int, with_adsorbate: 
     assert data.tags.tolist() == [2 if t == 0 else 1 if t == 1 else 0 for t in atoms.get_tags()]
 
 
-def test_oc20_tags_pass_and_can_be_forced() -> None:
+def test_oc20_tags_pass_and_can_be_forced():
     atoms = slab()
     assert from_atoms(atoms, "x").tags.tolist() == atoms.get_tags().tolist()
     upside_down = fcc111("Cu", (2, 2, 2), vacuum=8.0)
@@ -125,7 +121,7 @@ def test_oc20_tags_pass_and_can_be_forced() -> None:
         (lambda a: a.positions.__setitem__((0, 0), np.inf), "positions"),
     ],
 )
-def test_what_cannot_be_used_is_named(change: Any, message: str) -> None:
+def test_what_cannot_be_used_is_named(change, message):
     atoms = slab()
     change(atoms)
     with pytest.raises(InputError, match=rf"^slab\.traj#4.*{message}"):
@@ -144,7 +140,7 @@ NEUTRAL = {
 
 
 @pytest.mark.parametrize("key", [*NEUTRAL, "Charge", "MULTIPLICITY"])
-def test_only_what_is_neutral_and_closed_shell(key: str) -> None:
+def test_only_what_is_neutral_and_closed_shell(key):
     for value in (-2, -1, 0, 0.5, 1, 2, 3):
         atoms = molecule("H2O")
         atoms.info[key] = value
@@ -155,7 +151,7 @@ def test_only_what_is_neutral_and_closed_shell(key: str) -> None:
                 from_atoms(atoms, "water")
 
 
-def test_an_odd_number_of_electrons_is_refused_of_molecules() -> None:
+def test_an_odd_number_of_electrons_is_refused_of_molecules():
     methyl = molecule("CH3")
     for atoms in (Atoms("H"), bulk("Cu"), molecule("CH4")):
         from_atoms(atoms, "x")
@@ -163,14 +159,14 @@ def test_an_odd_number_of_electrons_is_refused_of_molecules() -> None:
         from_atoms(Atoms(methyl.numbers, methyl.positions), "x")
 
 
-def test_no_other_name_is_a_charge() -> None:
+def test_no_other_name_is_a_charge():
     assert set(KNOWN_VALUES) == set(NEUTRAL)
     atoms = molecule("H2O")
     atoms.info.update({"charges": 3, 7: 3})
     refuse_charges(atoms, "water")
 
 
-def laden(seed: int) -> Atoms:
+def laden(seed):
     """A crystal with everything that ASE keeps with atoms, random."""
     random = np.random.default_rng(seed)
     atoms = bulk("Cu", cubic=True) * (1, 1, 3)
@@ -226,10 +222,10 @@ def laden(seed: int) -> Atoms:
     return atoms
 
 
-def differences(before: Atoms, after: Atoms) -> set[str]:
+def differences(before, after):
     """Names of what differs, as ASE has it; the constraints that hold atoms in all directions are one."""
 
-    def parts(atoms: Atoms) -> dict[str, Any]:
+    def parts(atoms):
         found = {f"array '{key}'": value for key, value in atoms.arrays.items()}
         found |= {f"result '{key}'": value for key, value in atoms.calc.results.items()}
         found |= {f"info '{key}'": value for key, value in atoms.info.items() if key != "name"}
@@ -248,7 +244,7 @@ def differences(before: Atoms, after: Atoms) -> set[str]:
     return {key for key in a.keys() | b.keys() if key not in a or key not in b or not alike(a[key], b[key])}
 
 
-def alike(a: Any, b: Any) -> bool:
+def alike(a, b):
     """Whether two values are the same, but for lists that became arrays and eight decimals."""
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
@@ -260,7 +256,7 @@ def alike(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_laden_structure_comes_back(seed: int, tmp_path: Path) -> None:
+def test_a_laden_structure_comes_back(seed, tmp_path):
     atoms = laden(seed)
     assert differences(atoms, to_atoms(from_atoms(atoms, "x"))) == set()
     record = to_record(from_atoms(atoms, "x"))
@@ -285,9 +281,9 @@ def test_a_laden_structure_comes_back(seed: int, tmp_path: Path) -> None:
     assert differences(atoms, ase.io.read(tmp_path / "a.extxyz")) == left
 
 
-def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_carried_is_told(tmp_path):
     class Odd(FixCom):
-        def todict(self) -> dict[str, Any]:
+        def todict(self):
             return {"name": "Odd", "kwargs": {}}
 
     atoms = bulk("Cu", cubic=True)
@@ -298,7 +294,7 @@ def test_what_cannot_be_carried_is_told(tmp_path: Path) -> None:
     assert set(left) == {"info 'odd'", "info 'complex'", "info 7", "array 'wave'", "constraint Odd"}
 
 
-def test_texts_come_back_from_extxyz(tmp_path: Path) -> None:
+def test_texts_come_back_from_extxyz(tmp_path):
     """Also those for which ASE writes something else, or what it cannot read."""
     atoms = molecule("H2O")
     kept = [

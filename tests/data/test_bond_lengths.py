@@ -1,7 +1,5 @@
 """Bonds of molecules made from SMILES, against measured ones."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 
@@ -75,7 +73,7 @@ CC(=O)O C-C 1.505 C-O 1.210 1.360
 """SMILES, pairs of elements, Å: measured, as collected in NIST's CCCBDB, or of the W4-11 set (coupled cluster)."""
 
 
-def _bonds(smiles: str) -> tuple[dict[str, list[float]], str]:
+def _bonds(smiles):
     """Lengths by pair of elements, and what is remarked on."""
     data = from_smiles(smiles, options=ReadOptions(conformers=1))
     positions, found = data.positions.numpy(), defaultdict(list)
@@ -87,9 +85,9 @@ def _bonds(smiles: str) -> tuple[dict[str, list[float]], str]:
 
 
 @pytest.mark.parametrize("line", MEASURED.strip().split("\n"))
-def test_bonds_are_those_measured(line: str) -> None:
+def test_bonds_are_those_measured(line):
     smiles, *words = line.split()
-    expected: dict[str, list[float]] = {}
+    expected = {}
     pair = ""
     for word in words:
         if word[0].isdigit():
@@ -112,13 +110,13 @@ def test_bonds_are_those_measured(line: str) -> None:
         ("C1=PC1", "rough geometry: C–P .* Å where .* Å is usual"),
     ],
 )
-def test_guesses_are_remarked_on(smiles: str, remark: str) -> None:
+def test_guesses_are_remarked_on(smiles, remark):
     data = from_smiles(smiles, options=ReadOptions(allow_charged=True, conformers=1))
     assert re.fullmatch(remark, data.remark)
 
 
 @pytest.mark.parametrize("smiles", ["N=S=O", "CN=S=O", "C1[C@H]2C[C@@H]12"])
-def test_an_embedding_that_fails_is_tried_in_other_ways(smiles: str) -> None:
+def test_an_embedding_that_fails_is_tried_in_other_ways(smiles):
     mol = Chem.AddHs(Chem.MolFromSmiles(smiles))
     parameters = rdDistGeom.ETKDGv3()
     parameters.maxIterations = 20

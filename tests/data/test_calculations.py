@@ -1,7 +1,5 @@
 """Adsorption data as it usually comes: VASP runs, pairs, Catalysis-Hub, aselmdb; and what is wrong in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -10,7 +8,6 @@ import sqlite3
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import ase.db
 import ase.io
@@ -38,7 +35,7 @@ RELAXED, PAIRS = LabelSpec(target="y_relaxed"), ReadOptions(pairs=True)
 TAGS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
 
 
-def _slab(height: float = 1.8) -> Atoms:
+def _slab(height=1.8):
     atoms = fcc111("Pt", (2, 2, 2), vacuum=7.0, periodic=True)
     add_adsorbate(atoms, Atoms("CO", [[0, 0, 0], [0, 0, 1.15]]), height, "ontop")
     atoms.set_constraint(FixAtoms(indices=range(4)))
@@ -46,9 +43,9 @@ def _slab(height: float = 1.8) -> Atoms:
     return atoms
 
 
-def _relaxed(atoms: Atoms, energy: float | None = None) -> Atoms:
+def _relaxed(atoms, energy=None):
     """Atoms that may move have moved a little; one has left the cell through a side."""
-    relaxed: Atoms = atoms.copy()
+    relaxed = atoms.copy()
     relaxed.constraints = None
     relaxed.positions[8:] += [0.1, -0.2, 0.05]
     relaxed.positions[5] += np.asarray(atoms.cell)[0]
@@ -57,7 +54,7 @@ def _relaxed(atoms: Atoms, energy: float | None = None) -> Atoms:
     return relaxed
 
 
-def _check(data: Any, atoms: Atoms) -> None:
+def _check(data, atoms):
     """Initial positions, the nearest image of the relaxed ones, and tags from the heights."""
     np.testing.assert_allclose(data.positions, atoms.positions, atol=1e-6)
     moved = np.zeros((10, 3))
@@ -66,7 +63,7 @@ def _check(data: Any, atoms: Atoms) -> None:
     assert data.tags.tolist() == TAGS
 
 
-def test_vasp_runs_with_a_table(tmp_path: Path) -> None:
+def test_vasp_runs_with_a_table(tmp_path):
     slabs = {"Pt/top": _slab(), "Pt/far": _slab(2.5)}
     for name, atoms in slabs.items():
         (tmp_path / name).mkdir(parents=True)
@@ -97,7 +94,7 @@ def test_vasp_runs_with_a_table(tmp_path: Path) -> None:
         open_dataset(tmp_path, ReadOptions(tags="layers"))
 
 
-def _run(folder: Path, name: str, force: float = 0.019, **settings: Any) -> Path:
+def _run(folder, name, force=0.019, **settings):
     """A run of VASP in two steps that ends with this force on an atom that may move, and a large one on another."""
     frames = [_slab(), _relaxed(_slab())]
     for frame, energy in zip(frames, (-10.0, -12.0), strict=True):
@@ -111,7 +108,7 @@ def _run(folder: Path, name: str, force: float = 0.019, **settings: Any) -> Path
 
 
 @pytest.mark.parametrize("name", ["OUTCAR", "vasprun.xml"])
-def test_a_run_gives_the_relaxed_geometry_and_both_energies(name: str, tmp_path: Path) -> None:
+def test_a_run_gives_the_relaxed_geometry_and_both_energies(name, tmp_path):
     _run(tmp_path / "run", name)
     (data,) = open_dataset(tmp_path, ReadOptions(tags="layers"))
     _check(data, _slab())
@@ -123,10 +120,10 @@ def test_a_run_gives_the_relaxed_geometry_and_both_energies(name: str, tmp_path:
         assert (float(static.energy), "y_relaxed" in static) == (-12.0, False)
 
 
-def test_runs_that_are_cut_or_not_converged_are_no_labels(tmp_path: Path) -> None:
+def test_runs_that_are_cut_or_not_converged_are_no_labels(tmp_path):
     reasons = {}
 
-    def run(reason: str, file: str, **settings: Any) -> Path:
+    def run(reason, file, **settings):
         name = f"run{len(reasons)}"
         reasons[name] = reason
         return _run(tmp_path / name, file, **settings)
@@ -164,7 +161,7 @@ def test_runs_that_are_cut_or_not_converged_are_no_labels(tmp_path: Path) -> Non
             assert float(open_dataset(tmp_path / name, replace(accepted, tags="layers"))[0].y_relaxed) == -12.0
 
 
-def test_the_initial_structure_is_that_of_the_run(tmp_path: Path) -> None:
+def test_the_initial_structure_is_that_of_the_run(tmp_path):
     moved = _slab()
     moved.positions[9, 2] += 0.2
     ase.io.write(_run(tmp_path / "run", "OUTCAR") / "POSCAR", moved, format="vasp")
@@ -172,7 +169,7 @@ def test_the_initial_structure_is_that_of_the_run(tmp_path: Path) -> None:
         open_dataset(tmp_path, ReadOptions(tags="layers"))
 
 
-def test_frames_with_a_flag_that_they_are_not_converged(tmp_path: Path) -> None:
+def test_frames_with_a_flag_that_they_are_not_converged(tmp_path):
     for k, name in enumerate(("a.extxyz", "a.db", "a.json", "a.traj")):
         frames = [_relaxed(_slab(), -1.0) for _ in range(3)]
         frames[1].info["converged"] = False
@@ -189,7 +186,7 @@ def test_frames_with_a_flag_that_they_are_not_converged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["two folders", "two files", "one folder"])
-def test_pairs(layout: str, tmp_path: Path) -> None:
+def test_pairs(layout, tmp_path):
     slabs = [_slab(), _slab(2.0)]
     ends = {"initial": slabs, "relaxed": [_relaxed(atoms, -k - 1.0) for k, atoms in enumerate(slabs)]}
     for end, frames in ends.items():
@@ -231,7 +228,7 @@ def test_pairs(layout: str, tmp_path: Path) -> None:
             open_dataset(tmp_path, ReadOptions(tags="layers", labels=RELAXED))
 
 
-def test_pairs_among_other_files(tmp_path: Path) -> None:
+def test_pairs_among_other_files(tmp_path):
     """What is no pair is read as well, and a geometry without its counterpart is refused."""
     for name in ("a_init", "a_final"):
         ase.io.write(tmp_path / f"{name}.xyz", molecule("CH3OH"))
@@ -249,7 +246,7 @@ def test_pairs_among_other_files(tmp_path: Path) -> None:
         open_dataset(tmp_path, options=PAIRS)
 
 
-def test_two_values_of_a_label_at_the_ends_of_a_pair(tmp_path: Path) -> None:
+def test_two_values_of_a_label_at_the_ends_of_a_pair(tmp_path):
     for end, energy in (("initial", -1.0), ("relaxed", -2.0)):
         atoms = molecule("H2O")
         atoms.info["E"] = energy
@@ -267,7 +264,7 @@ def test_two_values_of_a_label_at_the_ends_of_a_pair(tmp_path: Path) -> None:
         open_dataset(tmp_path, ReadOptions(labels=spec))
 
 
-def test_catalysis_hub(tmp_path: Path) -> None:
+def test_catalysis_hub(tmp_path):
     """The tables that CatHub adds to ASE's: energies are of reactions, and structures take part in them."""
     path = tmp_path / "hub.db"
     slab, bare = _slab(), fcc111("Pt", (2, 2, 2), vacuum=7.0)
@@ -296,7 +293,7 @@ def test_catalysis_hub(tmp_path: Path) -> None:
     assert data.tags.tolist() == TAGS
 
 
-def _aselmdb(path: Path, rows: dict[int, Any]) -> Path:
+def _aselmdb(path, rows):
     with (
         lmdb.open(os.fsencode(path), subdir=False, map_size=1 << 24) as environment,
         environment.begin(write=True) as t,
@@ -308,7 +305,7 @@ def _aselmdb(path: Path, rows: dict[int, Any]) -> Path:
     return path
 
 
-def _row(atoms: Atoms, **more: Any) -> dict[str, Any]:
+def _row(atoms, **more):
     return {
         "numbers": atoms.numbers.tolist(),
         "positions": atoms.positions.tolist(),
@@ -321,7 +318,7 @@ def _row(atoms: Atoms, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_aselmdb(tmp_path: Path) -> None:
+def test_aselmdb(tmp_path):
     atoms = _slab()
     forces = {"__ndarray__": [[10, 3], "float64", np.arange(30.0).tolist()]}
     more = {
@@ -375,7 +372,7 @@ def test_aselmdb(tmp_path: Path) -> None:
         {"numbers": [1], "positions": {"__ndarray__": [[2, 3], "float64", [1.0]]}},
     ],
 )
-def test_damaged_rows_of_aselmdb(row: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_rows_of_aselmdb(row, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dataset = open_dataset(_aselmdb(tmp_path / "a.aselmdb", {1: row}))
     with pytest.raises(InputError, match=r"a\.aselmdb#1: "):
@@ -383,7 +380,7 @@ def test_damaged_rows_of_aselmdb(row: Any, tmp_path: Path, monkeypatch: pytest.M
     assert not Path("exploded").exists()
 
 
-def test_files_of_many_frames_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_many_frames_are_read_once(tmp_path, monkeypatch):
     for end in ("initial", "relaxed"):
         ase.io.write(tmp_path / f"{end}.traj", [_relaxed(_slab(), -1.0 * k) for k in range(12)])
     read, asked = calculations.read_frames, []
@@ -394,7 +391,7 @@ def test_files_of_many_frames_are_read_once(tmp_path: Path, monkeypatch: pytest.
     assert len(asked) == 4
 
 
-def test_a_table_of_energies_without_names(tmp_path: Path) -> None:
+def test_a_table_of_energies_without_names(tmp_path):
     ase.io.write(tmp_path / "0_initial.traj", _slab())
     ase.io.write(tmp_path / "0_relaxed.traj", _relaxed(_slab()))
     (tmp_path / "t.csv").write_text("y_relaxed\n-1.0\n-2.0\n", encoding="utf-8")
@@ -402,10 +399,10 @@ def test_a_table_of_energies_without_names(tmp_path: Path) -> None:
         open_dataset(tmp_path, ReadOptions(tags="layers", labels=RELAXED))
 
 
-def test_relaxations_that_cannot_be(tmp_path: Path) -> None:
+def test_relaxations_that_cannot_be(tmp_path):
     atoms = _slab()
 
-    def refused(relaxed: Atoms, message: str) -> None:
+    def refused(relaxed, message):
         ase.io.write(tmp_path / "initial.traj", atoms)
         ase.io.write(tmp_path / "relaxed.traj", relaxed)
         with pytest.raises(InputError, match=message):
@@ -422,7 +419,7 @@ def test_relaxations_that_cannot_be(tmp_path: Path) -> None:
         to_data(record, "r")
 
 
-def test_tags_of_real_slabs_are_found_again() -> None:
+def test_tags_of_real_slabs_are_found_again():
     """Those of the FG set, whose authors knew what is adsorbed."""
     val = LmdbDataset(resolve_path("bundled:fg/val.lmdb"))
     for i in range(0, len(val), 20):
@@ -433,7 +430,7 @@ def test_tags_of_real_slabs_are_found_again() -> None:
         assert from_atoms(atoms, "x", ReadOptions(tags="layers")).tags.tolist() == found
 
 
-def test_slabs_without_tags() -> None:
+def test_slabs_without_tags():
     atoms = _slab()
     atoms.info["y_relaxed"] = -1.0
     with pytest.raises(InputError, match=r"x: has a relaxation but no tags.*--tags layers"):

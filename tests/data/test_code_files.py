@@ -1,12 +1,7 @@
 """Files of VASP, DFTB+, XCrySDen, Gaussian and Quantum ESPRESSO: the same structures or an error, however damaged."""
 
-from __future__ import annotations
-
 import io
 import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
@@ -29,21 +24,21 @@ pytest.importorskip("pymatgen")
 from pymatgen.io.vasp import Poscar, Vasprun
 
 
-def _crystal(seed: int = 0) -> Atoms:
+def _crystal(seed=0):
     atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
     atoms = atoms[np.argsort(atoms.numbers, kind="stable")]
     atoms.rattle(0.1, seed=seed)
     return atoms
 
 
-def _molecule() -> Atoms:
+def _molecule():
     atoms = molecule("CH3CH2OH")
     atoms.center(vacuum=3.0)
     atoms.pbc = False
     return atoms
 
 
-def _steps(n: int = 3, force: float = 0.01) -> list[Atoms]:
+def _steps(n=3, force=0.01):
     frames = []
     for k in range(n):
         atoms = fcc111("Pt", (1, 1, 3), vacuum=6.0, periodic=True) + Atoms("CO", [[0, 0, 12.5], [0.2, 0, 13.65]])
@@ -54,12 +49,12 @@ def _steps(n: int = 3, force: float = 0.01) -> list[Atoms]:
     return frames
 
 
-def _written(form: str, atoms: Atoms, folder: Path, **options: Any) -> str:
+def _written(form, atoms, folder, **options):
     ase.io.write(folder / "written", atoms, format=form, **options)
     return (folder / "written").read_text(encoding="utf-8")
 
 
-def _files(folder: Path) -> dict[str, tuple[str, list[Atoms]]]:
+def _files(folder):
     """Texts by the names of files, with their structures: those that scripts.hardening.damage does not write."""
     crystal, steps, selective = _crystal(), _steps(), _crystal()
     selective.set_constraint(FixAtoms([2]))
@@ -81,7 +76,7 @@ def _files(folder: Path) -> dict[str, tuple[str, list[Atoms]]]:
     }
 
 
-def _same(read: Sequence[Atoms], expected: Sequence[Atoms]) -> bool:
+def _same(read, expected):
     """Whether structures are the same, up to the lattice and the digits of the formats, with what was computed."""
     if len(read) != len(expected):
         return False
@@ -103,12 +98,12 @@ def _same(read: Sequence[Atoms], expected: Sequence[Atoms]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list[Atoms]]]:
+def files(tmp_path_factory):
     return _files(tmp_path_factory.mktemp("files"))
 
 
 NAMES = ["CONTCAR", "OUTCAR", "vasprun.xml", "f.gen", "a.xsf", "g.xsf", "c.pwi"]
-DAMAGES: dict[str, Callable[[list[str], int], list[str]]] = {
+DAMAGES = {
     "whole": lambda lines, k: lines,
     "a line doubled": lambda lines, k: lines[: k + 1] + lines[k:],
     "a line lost": lambda lines, k: lines[:k] + lines[k + 1 :],
@@ -122,7 +117,7 @@ DAMAGES: dict[str, Callable[[list[str], int], list[str]]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", NAMES)
-def test_damaged_files(name: str, damage: str, files: dict[str, tuple[str, list[Atoms]]], tmp_path: Path) -> None:
+def test_damaged_files(name, damage, files, tmp_path):
     """At up to twelve places: the same, or an error, or a warning of what is left out; lines are named."""
     text, expected = files[name]
     lines = text.rstrip("\n").split("\n")
@@ -150,14 +145,14 @@ def test_damaged_files(name: str, damage: str, files: dict[str, tuple[str, list[
             assert [len(atoms) for atoms in read] == [len(atoms) for atoms in expected]
 
 
-def _labelled(path: Path) -> list[Atoms]:
+def _labelled(path):
     """What ``read_ase`` makes of a file, as ``Atoms``."""
     from molflt.data.ase import to_atoms
 
     return [to_atoms(data) for data in read_ase(path, ReadOptions(allow_charged=True, tags="oc20"))]
 
 
-def test_pymatgen_agrees(files: dict[str, tuple[str, list[Atoms]]], tmp_path: Path) -> None:
+def test_pymatgen_agrees(files, tmp_path):
     (tmp_path / "vasprun.xml").write_text(files["vasprun.xml"][0], encoding="utf-8")
     options = {"parse_dos": False, "parse_eigen": False, "parse_potcar_file": False}
     run = Vasprun(tmp_path / "vasprun.xml", **options)
@@ -174,7 +169,7 @@ def test_pymatgen_agrees(files: dict[str, tuple[str, list[Atoms]]], tmp_path: Pa
 HEAD = "{comment}\n1.0\n4 0 0\n0 4 0\n0 0 4\n{species}1 1\n{mode}\n0 0 0{first}\n2 2 2{second}\n{rest}"
 
 
-def _poscar(**parts: str) -> str:
+def _poscar(**parts):
     defaults = {"comment": "x", "species": "Na Cl\n", "mode": "Cartesian", "first": "", "second": "", "rest": ""}
     return HEAD.format(**defaults | parts)
 
@@ -199,16 +194,16 @@ def _poscar(**parts: str) -> str:
         ),
     ],
 )
-def test_lines_of_poscar(parts: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_lines_of_poscar(parts, message, tmp_path):
     (tmp_path / "POSCAR").write_text(_poscar(**parts), encoding="utf-8")
     with pytest.raises(InputError, match=rf"POSCAR: {message}"):
         read_ase(tmp_path / "POSCAR")
 
 
-def test_what_poscar_may_have(tmp_path: Path) -> None:
+def test_what_poscar_may_have(tmp_path):
     path = tmp_path / "POSCAR"
 
-    def read(**parts: str) -> Atoms:
+    def read(**parts):
         path.write_text(_poscar(**parts), encoding="utf-8")
         (atoms,) = read_frames(path)
         return atoms
@@ -230,7 +225,7 @@ def test_what_poscar_may_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "write"), [("OUTCAR", outcar), ("vasprun.xml", vasprun)])
-def test_steps_that_are_no_labels(name: str, write: Callable[..., str], tmp_path: Path) -> None:
+def test_steps_that_are_no_labels(name, write, tmp_path):
     """Electronic steps up to NELM, and a file that ends between two steps or within one."""
     path, steps = tmp_path / name, _steps()
     unconverged = {"converged": [True, False, True]} if name == "OUTCAR" else {"electrons": [9, 60, 59]}
@@ -255,7 +250,7 @@ def test_steps_that_are_no_labels(name: str, write: Callable[..., str], tmp_path
         read_ase(path, ReadOptions(tags="oc20"))
 
 
-def test_outcars_of_other_elements_and_of_other_steps(tmp_path: Path) -> None:
+def test_outcars_of_other_elements_and_of_other_steps(tmp_path):
     path, text = tmp_path / "OUTCAR", outcar(_steps())
     for old, new, message in (
         (" POTCAR:    PAW_PBE Pt 01Jan2000\n", "", r"line \d+: lines POTCAR: do not name every element twice"),
@@ -267,7 +262,7 @@ def test_outcars_of_other_elements_and_of_other_steps(tmp_path: Path) -> None:
             read_ase(path, ReadOptions(tags="oc20"))
 
 
-def test_a_cube_is_a_molecule_in_bohr_or_in_angstrom(tmp_path: Path) -> None:
+def test_a_cube_is_a_molecule_in_bohr_or_in_angstrom(tmp_path):
     mol, path = _molecule(), tmp_path / "m.cube"
     lines = _written("cube", mol, tmp_path, data=np.zeros((3, 3, 3))).split("\n")
     for k in range(2, 6 + len(mol)):
@@ -290,10 +285,10 @@ def test_a_cube_is_a_molecule_in_bohr_or_in_angstrom(tmp_path: Path) -> None:
         read_ase(path)
 
 
-def test_inputs_of_pw(files: dict[str, tuple[str, list[Atoms]]], tmp_path: Path) -> None:
+def test_inputs_of_pw(files, tmp_path):
     path, text = tmp_path / "c.pwi", files["c.pwi"][0]
 
-    def changed(*pairs: tuple[str, str]) -> str:
+    def changed(*pairs):
         found = text
         for old, new in pairs:
             assert old in found
@@ -318,7 +313,7 @@ def test_inputs_of_pw(files: dict[str, tuple[str, list[Atoms]]], tmp_path: Path)
         assert _same(read_frames(path), files["c.pwi"][1])
 
 
-def test_moments_and_isotopes_of_pw(tmp_path: Path) -> None:
+def test_moments_and_isotopes_of_pw(tmp_path):
     species = "ATOMIC_SPECIES\nFe1 55.8 Fe.UPF\nFe2 55.8 Fe.UPF\nD 2.0 H.UPF\n"
     positions = "atomic_positions {angstrom}\nFe2 0 0 0 0 0 0\nFe1 2 2 2 ! comment\nD 0 0 1/2*3\n"
     system = "starting_magnetization(1)=0.5, starting_magnetization(2) = -0.5"
@@ -335,7 +330,7 @@ def test_moments_and_isotopes_of_pw(tmp_path: Path) -> None:
     assert atoms.constraints[0].get_indices().tolist() == [0]
 
 
-def test_gen_and_xsf(tmp_path: Path) -> None:
+def test_gen_and_xsf(tmp_path):
     for name, text, message in (
         ("a.gen", "2 H\nC\n1 1 0 0 0\n2 1 0 0 1\n", r"line 1: .*helices, H, are not read"),
         ("a.gen", "2 C\nC\n1 1 0 0 0\n2 2 0 0 1\n", "line 4: expected the number of an atom, that of its species"),
@@ -358,7 +353,7 @@ def test_gen_and_xsf(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 42, 43, 44])
-def test_trajectories_that_are_being_written(n: int, tmp_path: Path) -> None:
+def test_trajectories_that_are_being_written(n, tmp_path):
     path = tmp_path / "a.traj"
     ase.io.write(path, [_crystal(k) for k in range(n)])
     whole = path.read_bytes()
@@ -374,7 +369,7 @@ def test_trajectories_that_are_being_written(n: int, tmp_path: Path) -> None:
         assert len(read_ase(path)) == n
 
 
-def test_rows_of_json(tmp_path: Path) -> None:
+def test_rows_of_json(tmp_path):
     path = tmp_path / "a.json"
     with ase.db.connect(path) as database:
         for k in range(3):

@@ -1,14 +1,10 @@
 """Crystals from CIF: symmetry against pymatgen and spglib, what is declared, and what is refused or remarked on."""
 
-from __future__ import annotations
-
 import io
-from pathlib import Path
 
 import gemmi
 import numpy as np
 import pytest
-from ase import Atoms
 from ase.build import bulk
 from ase.cell import Cell
 
@@ -29,7 +25,7 @@ CUBE = (4.0, 4.0, 4.0, 90, 90, 90)
 SALT = "Na1 Na 0 0 0\nCl1 Cl 0.5 0.5 0.5\n"
 
 
-def cif(sites: str, *items: str, cell: tuple[float, ...] = CUBE, extra: str = "", block: str = "x") -> str:
+def cif(sites, *items, cell=CUBE, extra="", block="x"):
     """A block: its cell, items, and sites of label, type, x, y, z and what ``extra`` names."""
     lengths = [f"_cell_{name} {value}" for name, value in zip(CELL, cell, strict=True)]
     columns = ["label", "type_symbol", "fract_x", "fract_y", "fract_z", *extra.split()]
@@ -37,15 +33,15 @@ def cif(sites: str, *items: str, cell: tuple[float, ...] = CUBE, extra: str = ""
     return "\n".join([f"data_{block}", *lengths, *items, "loop_", *loop, sites])
 
 
-def named(name: str) -> str:
+def named(name):
     return f"_space_group_name_H-M_alt '{name}'"
 
 
-def operations(group: gemmi.SpaceGroup) -> str:
+def operations(group):
     return "loop_\n_space_group_symop_operation_xyz\n" + "\n".join(f"'{op.triplet()}'" for op in group.operations())
 
 
-def read(text: str, notes: Notes | None = None) -> list[Atoms]:
+def read(text, notes=None):
     """All crystals; the first error is raised."""
     found = []
     for frame in cif_frames(io.StringIO(text), "a.cif", notes or Notes("a.cif")):
@@ -55,12 +51,12 @@ def read(text: str, notes: Notes | None = None) -> list[Atoms]:
     return found
 
 
-def one(text: str) -> Atoms:
+def one(text):
     (atoms,) = read(text)
     return atoms
 
 
-def cell_of(group: gemmi.SpaceGroup) -> tuple[float, ...]:
+def cell_of(group):
     system, (a, b, c) = group.crystal_system_str(), (11.0, 12.5, 14.0)
     if group.ext == "R":
         return (a, a, a, 70, 70, 70)
@@ -82,7 +78,7 @@ GROUPS = [
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_symmetry_against_pymatgen_and_spglib(name: str) -> None:
+def test_symmetry_against_pymatgen_and_spglib(name):
     """By listed operations, by name, by Hall symbol, and rounded: atoms, composition, distances and space group."""
     group, random = gemmi.find_spacegroup_by_name(name), np.random.default_rng(5)
     lattice = Cell.fromcellpar(cell_of(group))
@@ -125,7 +121,7 @@ def test_symmetry_against_pymatgen_and_spglib(name: str) -> None:
 
 
 @pytest.mark.parametrize("digits", [2, 3, 4, 5])
-def test_rounded_special_positions_are_one_atom(digits: int) -> None:
+def test_rounded_special_positions_are_one_atom(digits):
     third, two_thirds = (f"{x:.{digits}f}" for x in (1 / 3, 2 / 3))
     atoms = one(cif(f"Mg1 Mg {third} {two_thirds} 0.25\n", named("P 63/m m c"), cell=(3.21, 3.21, 5.21, 90, 90, 120)))
     exact = bulk("Mg", "hcp", a=3.21, c=5.21)
@@ -142,14 +138,14 @@ def test_rounded_special_positions_are_one_atom(digits: int) -> None:
         ("Fd-3mZ", (3.567, 3.567, 3.567, 90, 90, 90), "C 0.125 0.125 0.125", (8, 1.54)),
     ],
 )
-def test_settings(name: str, cell: tuple[float, ...], site: str, expected: tuple[int, float]) -> None:
+def test_settings(name, cell, site, expected):
     atoms = one(cif(f"X1 {site}\n", named(name), cell=cell))
     near = (atoms * (2, 2, 2)).get_all_distances(mic=True)
     np.fill_diagonal(near, 9)
     assert (len(atoms), round(near.min(), 2)) == expected
 
 
-def test_a_setting_that_is_left_open() -> None:
+def test_a_setting_that_is_left_open():
     """Refused, unless the rest of the file decides; the unique axis of a short symbol is decided by the cell."""
     carbon, cell = "C1 C 0.125 0.125 0.125\n", (3.567, 3.567, 3.567, 90, 90, 90)
     for item in (named("F d -3 m"), "_space_group_IT_number 227"):
@@ -177,7 +173,7 @@ IN_FULL = [
 ROCK = (5.64, 5.64, 5.64, 90, 90, 90)
 
 
-def test_what_is_declared_agrees() -> None:
+def test_what_is_declared_agrees():
     assert len(one(cif(SALT, *IN_FULL, cell=ROCK))) == 8
     multiplicities = "Na1 Na 0 0 0 4\nCl1 Cl 0.5 0.5 0.5 4\n"
     assert len(one(cif(multiplicities, *IN_FULL, cell=ROCK, extra="symmetry_multiplicity"))) == 8
@@ -209,7 +205,7 @@ def test_what_is_declared_agrees() -> None:
         (("Cl1 Cl 0.5 0.5 0.5", "Cl1 Cl 0.5 0.5 0.53"), "site Cl1 .* and its own image are .* Å apart.*more digits"),
     ],
 )  # fmt: skip
-def test_contradictions_are_named(change: tuple[str, str], message: str) -> None:
+def test_contradictions_are_named(change, message):
     text = cif(SALT, *IN_FULL, cell=ROCK)
     assert change[0] in text
     if "apart" in message:
@@ -218,7 +214,7 @@ def test_contradictions_are_named(change: tuple[str, str], message: str) -> None
         read(text.replace(*change, 1))
 
 
-def test_operations_that_are_no_group() -> None:
+def test_operations_that_are_no_group():
     for listed, message in (
         ("'x,y,z'\n'-y,x,z'", "2 operations listed are no group"),
         ("'x,y,z'\n'x+1/7,y,z'", "is no operation of symmetry"),
@@ -231,11 +227,11 @@ def test_operations_that_are_no_group() -> None:
 
 
 @pytest.mark.parametrize("occupancy", ["?", ".", "1", "1.0", "1.00(2)"])
-def test_occupancies_that_are_one(occupancy: str) -> None:
+def test_occupancies_that_are_one(occupancy):
     assert len(one(cif(f"Na1 Na 0 0 0 {occupancy}\nCl1 Cl 0.5 0.5 0.5 1\n", named("P 1"), extra="occupancy"))) == 2
 
 
-def test_partial_occupancies_and_alternatives_are_refused() -> None:
+def test_partial_occupancies_and_alternatives_are_refused():
     for occupancy in ("0.5", "0.98(1)", "0", "2"):
         with pytest.raises(InputError, match=r"site Na1 .*partly occupied"):
             read(cif(f"Na1 Na 0 0 0 {occupancy}\n", extra="occupancy"))
@@ -252,19 +248,19 @@ def test_partial_occupancies_and_alternatives_are_refused() -> None:
     [("Fe1", "Fe3+", "Fe"), ("x", "O2-", "O"), ("x", "FE", "Fe"), ("Fe3+17b", "?", "Fe"), ("C1A", ".", "C"),
      ("OW1", "?", "O"), ("Cl", "?", "Cl"), ("x", "T", "H"), ("x", "Fe+2", "Fe")],
 )  # fmt: skip
-def test_elements(label: str, symbol: str, element: str) -> None:
+def test_elements(label, symbol, element):
     atoms = one(cif(f"{label} {symbol} 0 0 0\n", named("P 1")))
     assert atoms.get_chemical_symbols() == [element]
     assert not atoms.get_initial_charges().any()
 
 
 @pytest.mark.parametrize("label", ["Wat1", "CO1", "Oh", "*1"])
-def test_labels_that_may_be_several_elements(label: str) -> None:
+def test_labels_that_may_be_several_elements(label):
     with pytest.raises(InputError, match="name its element in _atom_site_type_symbol"):
         read(cif(f"{label} ? 0 0 0\n", named("P 1")))
 
 
-def test_blocks_are_structures_each_for_itself(tmp_path: Path) -> None:
+def test_blocks_are_structures_each_for_itself(tmp_path):
     """Publication blocks hold none; a bad block has its place; names of blocks may repeat; remarks come once."""
     path, note = tmp_path / "a.cif", "data_global\n_publ_author_name 'M\u00fcller'\n"
     good, bad = cif(SALT, named("P 1")), cif("Na1 Na 0 0 0 0.5\n", named("P 1"), extra="occupancy")
@@ -282,7 +278,7 @@ def test_blocks_are_structures_each_for_itself(tmp_path: Path) -> None:
         read_ase(path)
 
 
-def test_cartesian_coordinates_and_newer_names() -> None:
+def test_cartesian_coordinates_and_newer_names():
     cell = (5.0, 6.0, 7.0, 80, 95, 100)
     fractions = np.array([[0.1, 0.2, 0.3], [0.6, 0.7, 0.8]])
     places = fractions @ Cell.fromcellpar(cell)[:]

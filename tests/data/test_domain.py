@@ -1,7 +1,5 @@
 """What a training set looks like, and what is unlike it."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re
@@ -11,7 +9,6 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
-from torch_geometric.data import Data
 
 from molflt.data.ase import from_atoms
 from molflt.data.quality.domain import Domain, DomainFit
@@ -19,14 +16,14 @@ from molflt.data.quality.domain import Domain, DomainFit
 NAMES = ("CH4", "C2H6", "CH3OH", "H2O", "C2H4", "CH3CH2OH")
 
 
-def _fit(structures: list[Data], forces: bool = False) -> Domain:
+def _fit(structures, forces=False):
     fit = DomainFit(len(structures), forces)
     for index, structure in enumerate(structures):
         fit.add(fit.look(index, structure))
     return fit.domain()
 
 
-def _molecules(n: int, seed: int) -> list[Data]:
+def _molecules(n, seed):
     """Near their minima."""
     found = []
     for k in range(n):
@@ -36,7 +33,7 @@ def _molecules(n: int, seed: int) -> list[Data]:
     return found
 
 
-def _slab(height: float, adsorbate: bool = True, seed: int = 0) -> Data:
+def _slab(height, adsorbate=True, seed=0):
     atoms = fcc111("Cu", (2, 2, 3), vacuum=8.0)
     n = len(atoms)
     if adsorbate:
@@ -47,25 +44,25 @@ def _slab(height: float, adsorbate: bool = True, seed: int = 0) -> Data:
 
 
 @pytest.fixture(scope="module")
-def of_molecules() -> Domain:
+def of_molecules():
     return _fit(_molecules(120, 1))
 
 
 @pytest.fixture(scope="module")
-def of_slabs() -> Domain:
+def of_slabs():
     return _fit([_slab(1.9 + 0.001 * k, seed=k) for k in range(110)])
 
 
-def _rules(domain: Domain, data: Data) -> set[str]:
+def _rules(domain, data):
     return {reason.rule for reason in domain.reasons(data)}
 
 
-def test_what_is_like_the_training_set_is_inside(of_molecules: Domain, of_slabs: Domain) -> None:
+def test_what_is_like_the_training_set_is_inside(of_molecules, of_slabs):
     assert not any(of_molecules.reasons(data) for data in _molecules(60, 2))
     assert not of_slabs.reasons(_slab(1.95, seed=500))
 
 
-def test_what_is_not_is_outside_for_its_own_reason(of_molecules: Domain, of_slabs: Domain) -> None:
+def test_what_is_not_is_outside_for_its_own_reason(of_molecules, of_slabs):
     ethanol = _molecules(6, 3)[5]
     assert "kind" in _rules(of_molecules, _slab(1.9))
     assert "kind" in _rules(of_slabs, ethanol)
@@ -84,7 +81,7 @@ def test_what_is_not_is_outside_for_its_own_reason(of_molecules: Domain, of_slab
     assert "neighbours" in _rules(of_molecules, from_atoms(six, "CH6"))
 
 
-def test_a_structure_that_is_turned_shifted_and_reordered_is_judged_alike(of_slabs: Domain) -> None:
+def test_a_structure_that_is_turned_shifted_and_reordered_is_judged_alike(of_slabs):
     data = _slab(2.9)
     order = torch.from_numpy(np.random.default_rng(0).permutation(int(data.num_nodes)))
     other = copy.copy(data)
@@ -94,7 +91,7 @@ def test_a_structure_that_is_turned_shifted_and_reordered_is_judged_alike(of_sla
     assert [r.rule for r in of_slabs.reasons(data)] == [r.rule for r in of_slabs.reasons(other)]
 
 
-def test_geometries_of_one_molecule_are_counted() -> None:
+def test_geometries_of_one_molecule_are_counted():
     assert _fit(_molecules(120, 4)).geometries == 20
     isomers = ("CH3CH2OH", "CH3OCH3", "trans-butane", "isobutane", "C3H6_D3h", "C3H6_Cs", "CH3COCH3", "CH3CHO")
     assert _fit([from_atoms(molecule(name), name) for name in isomers]).geometries == 1
@@ -102,7 +99,7 @@ def test_geometries_of_one_molecule_are_counted() -> None:
     assert _fit(_molecules(6, 5), forces=True).knows_displaced
 
 
-def test_of_few_structures_the_geometry_is_not_judged() -> None:
+def test_of_few_structures_the_geometry_is_not_judged():
     domain = _fit(_molecules(50, 6))
     assert domain.held_out is None
     stretched = molecule("CH3CH2OH")
@@ -112,7 +109,7 @@ def test_of_few_structures_the_geometry_is_not_judged() -> None:
     assert "kind" in _rules(domain, _slab(1.9))
 
 
-def test_a_distance_is_compared_with_the_nearest_in_training(of_molecules: Domain) -> None:
+def test_a_distance_is_compared_with_the_nearest_in_training(of_molecules):
     """The elements are known; each is named with its distance and with the smallest in training, measured here."""
     nearest = min(
         atoms.get_distance(i, j)
@@ -126,7 +123,7 @@ def test_a_distance_is_compared_with_the_nearest_in_training(of_molecules: Domai
     assert float(found[1]) == pytest.approx(nearest, abs=0.1)
 
 
-def test_a_domain_written_before_it_knew_more_than_geometry(of_molecules: Domain) -> None:
+def test_a_domain_written_before_it_knew_more_than_geometry(of_molecules):
     new = ("occurrence", "nearest", "fewest_atoms", "fewest_adsorbate_atoms")
     old = Domain.model_validate_json(of_molecules.model_dump_json(exclude=set(new)))
     assert _rules(old, from_atoms(molecule("C3H8"), "propane")) == {"size"}

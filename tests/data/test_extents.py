@@ -1,17 +1,12 @@
 """Structures that are too far spread or too dense to be any: refused on every way in, before memory is taken."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 from ase.build import bulk, molecule
 from rdkit import Chem
 from torch_geometric.data import Data
@@ -43,7 +38,7 @@ for positions, cell, pbc, cutoff, _ in json.load(sys.stdin):
     os._exit(0)
 """
 OPEN, NONE = [False] * 3, np.zeros((3, 3)).tolist()
-CASES: dict[str, tuple[Any, Any, list[bool], float, str]] = {
+CASES = {
     "two atoms in the wrong unit": ([[0, 0, 0], [1e6, 0, 0]], NONE, OPEN, 6.0, "atom 1 lies 1e+06 Å from the origin"),
     "on either side": ([[-8e4, 0, 0], [8e4, 9e4, 0]], NONE, OPEN, 6.0, "1.6e+05 Å long along x"),
     "the largest plane": ([[0, 0, 0], [1e5, 1e5, 0]], NONE, OPEN, 6.0, "0 neighbours"),
@@ -60,7 +55,7 @@ CASES: dict[str, tuple[Any, Any, list[bool], float, str]] = {
 }  # fmt: skip
 
 
-def test_nothing_ends_the_process_or_takes_its_memory() -> None:
+def test_nothing_ends_the_process_or_takes_its_memory():
     given = json.dumps(list(CASES.values()))
     done = subprocess.run([sys.executable, "-c", CHILD], input=given, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr[-300:]
@@ -72,7 +67,7 @@ def test_nothing_ends_the_process_or_takes_its_memory() -> None:
         assert int(grown) < 100, (name, grown)
 
 
-def test_crowds_are_refused() -> None:
+def test_crowds_are_refused():
     """Isolated: a hundred thousand atoms in a nut, one clump among many atoms, and all pairs of too many."""
     random = np.random.default_rng(0)
     nut = random.uniform(0, 5, size=(100_000, 3))
@@ -82,7 +77,7 @@ def test_crowds_are_refused() -> None:
             neighbour_list(positions, np.zeros((3, 3)), OPEN, 6.0)
 
 
-def test_what_exists_is_not_refused() -> None:
+def test_what_exists_is_not_refused():
     """Dense and light crystals in every description, and one large body."""
     for atoms in (bulk("C"), bulk("Os"), bulk("Fe", cubic=True) * (3, 3, 3), bulk("Cs"), bulk("Cu") * (1, 1, 9)):
         for skew in (0, 3):
@@ -94,13 +89,13 @@ def test_what_exists_is_not_refused() -> None:
     assert neighbour_list(np.random.default_rng(0).uniform(0, 90, size=(70_000, 3)), np.zeros((3, 3)), OPEN, 1.0)
 
 
-def _fields(atoms: Atoms) -> dict[str, Any]:
+def _fields(atoms):
     return {
         "pos": atoms.positions, "cell": np.array(atoms.cell), "pbc": atoms.pbc, "atomic_numbers": atoms.numbers,
     }  # fmt: skip
 
 
-def _mol(atoms: Atoms) -> Chem.Mol:
+def _mol(atoms):
     mol = Chem.AddHs(Chem.MolFromSmiles("O"))
     conformer = Chem.Conformer(3)
     conformer.Set3D(True)
@@ -109,7 +104,7 @@ def _mol(atoms: Atoms) -> Chem.Mol:
     return mol
 
 
-def _data(atoms: Atoms) -> Data:
+def _data(atoms):
     n = len(atoms)
     return Data(
         positions=torch.from_numpy(atoms.positions),
@@ -121,7 +116,7 @@ def _data(atoms: Atoms) -> Data:
     )
 
 
-WAYS: dict[str, Callable[[Atoms], Any]] = {
+WAYS = {
     "record": lambda atoms: to_data(_fields(atoms), "x"),
     "relaxed": lambda atoms: to_data({**_fields(atoms), "pos_relaxed": atoms.positions + 2}, "x"),
     "relaxed there": lambda atoms: to_data({**_fields(molecule("H2O")), "pos_relaxed": atoms.positions}, "x"),
@@ -132,7 +127,7 @@ WAYS: dict[str, Callable[[Atoms], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_in(way: str) -> None:
+def test_every_way_in(way):
     far = molecule("H2O")
     far.positions[1, 2] = 1e6
     with pytest.raises(InputError, match=r"x: atom 1 lies 1e\+06 Å from the origin along z; .* check the unit"):
@@ -143,7 +138,7 @@ def test_every_way_in(way: str) -> None:
             WAYS[way](tiny)
 
 
-def test_all_pairs_of_too_many_atoms(make_structure: Any) -> None:
+def test_all_pairs_of_too_many_atoms(make_structure):
     from molflt.data.neighbours import attach_neighbours
 
     data = make_structure()

@@ -1,7 +1,5 @@
 """Archives that would write elsewhere, or too much, or are damaged."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os
@@ -20,13 +18,13 @@ from tests.data.fetch_server import archive_of, good_tar, tar_of
 URL = "http://example.org/data.tar.gz"
 
 
-def special(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
+def special(name, kind, target=""):
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.devmajor, info.devminor = kind, target, 1, 3
     return info, b""
 
 
-def run(content: bytes, tmp_path: Path) -> Path:
+def run(content, tmp_path):
     """Unpack into a folder two levels down, so that escapes land where they can be seen."""
     folder = tmp_path / "outer" / "inner"
     folder.mkdir(parents=True)
@@ -36,14 +34,14 @@ def run(content: bytes, tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_good_archive(tmp_path: Path) -> None:
+def test_a_good_archive(tmp_path):
     folder = run(good_tar(), tmp_path)
     assert [path.name for path in folder.iterdir()] == ["is2res"]
     assert (folder / "is2res" / "README.txt").read_bytes() == b"read me"
     assert (folder / "is2res" / "data" / "is2re" / "all" / "val_id" / "data.lmdb").stat().st_size == 10240
 
 
-def test_content_that_is_not_in_one_folder(tmp_path: Path) -> None:
+def test_content_that_is_not_in_one_folder(tmp_path):
     folder = run(tar_of(("./a.txt", b"a"), ("./b/c.txt", b"c")), tmp_path)
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.txt")) == [
         "is2res/a.txt",
@@ -80,9 +78,7 @@ def test_content_that_is_not_in_one_folder(tmp_path: Path) -> None:
         ([], "is empty"),
     ],
 )
-def test_hostile_archives_write_nothing(
-    members: list[tuple[tarfile.TarInfo | str, bytes]], message: str, tmp_path: Path
-) -> None:
+def test_hostile_archives_write_nothing(members, message, tmp_path):
     with pytest.raises(InputError, match=message) as caught:
         run(tar_of(*members), tmp_path)
     assert str(caught.value).startswith(f"{tmp_path / 'data.tar.gz'}: ")
@@ -91,7 +87,7 @@ def test_hostile_archives_write_nothing(
     assert not Path(tempfile.gettempdir(), "escaped").exists()
 
 
-def test_a_size_in_a_header_is_believed_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_size_in_a_header_is_believed_before_anything_is_written(tmp_path):
     """A member that announces a terabyte is refused although the archive is small."""
     info = tarfile.TarInfo("is2res/huge")
     info.size = 1 << 40
@@ -100,7 +96,7 @@ def test_a_size_in_a_header_is_believed_before_anything_is_written(tmp_path: Pat
         run(content, tmp_path)
 
 
-def test_a_sparse_file_counts_with_its_full_size(tmp_path: Path) -> None:
+def test_a_sparse_file_counts_with_its_full_size(tmp_path):
     info = tarfile.TarInfo("is2res/sparse")
     info.type, info.size = tarfile.GNUTYPE_SPARSE, 512
     block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
@@ -128,13 +124,13 @@ GOOD = good_tar()
     ],
     ids=range(10),
 )
-def test_damaged_archives_write_nothing(content: bytes, tmp_path: Path) -> None:
+def test_damaged_archives_write_nothing(content, tmp_path):
     with pytest.raises(InputError, match=r"damaged|is empty"):
         run(content, tmp_path)
     assert not list((tmp_path / "outer" / "inner").iterdir())
 
 
-def test_owners_and_permissions_are_not_taken_over(tmp_path: Path) -> None:
+def test_owners_and_permissions_are_not_taken_over(tmp_path):
     info = tarfile.TarInfo("is2res/program")
     info.mode, info.uid, info.gid, info.mtime = 0o6777, 12345, 12345, 0
     folder = run(tar_of((info, b"x")), tmp_path)
@@ -144,7 +140,7 @@ def test_owners_and_permissions_are_not_taken_over(tmp_path: Path) -> None:
     assert status.st_mtime > 0
 
 
-def test_an_interruption_leaves_nothing_and_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_leaves_nothing_and_is_done_again(tmp_path, monkeypatch):
     content = good_tar()
     file = tmp_path / "data.tar.gz"
     file.write_bytes(content)
@@ -152,7 +148,7 @@ def test_an_interruption_leaves_nothing_and_is_done_again(tmp_path: Path, monkey
     left.mkdir()
     (left / "half").write_bytes(b"x")
 
-    def stop() -> None:
+    def stop():
         assert not (left / "half").exists()
         raise KeyboardInterrupt
 
@@ -165,12 +161,12 @@ def test_an_interruption_leaves_nothing_and_is_done_again(tmp_path: Path, monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.tar.gz", "is2res"]
 
 
-def test_a_pax_header_cannot_smuggle_a_path(tmp_path: Path) -> None:
+def test_a_pax_header_cannot_smuggle_a_path(tmp_path):
     with pytest.raises(InputError, match="leads outside"):
         run(gzip.compress(_pax({"path": "../../escaped"}), mtime=0), tmp_path)
 
 
-def _pax(records: dict[str, str]) -> bytes:
+def _pax(records):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         info = tarfile.TarInfo("is2res/a")

@@ -1,15 +1,9 @@
 """Labels under any name, in any unit, of structures or atoms: against numbers written down by hand."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import ase.db
 import ase.io
 import numpy as np
 import pytest
-from ase import Atoms
 from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from hypothesis import given
@@ -25,22 +19,16 @@ from molflt.data.record import to_data
 from molflt.errors import InputError
 
 # CODATA 2018, written out: ASE's are those of 2014, which agree to 1e-8.
-IN_EV = {
-    "eV": 1.0,
-    "meV": 0.001,
-    "kcal/mol": 0.0433641042,
-    "kJ/mol": 0.0103642697,
-    "Hartree": 27.211386246,
-}
+IN_EV = {"eV": 1.0, "meV": 0.001, "kcal/mol": 0.0433641042, "kJ/mol": 0.0103642697, "Hartree": 27.211386246}
 
 
-def water(**info: Any) -> Atoms:
+def water(**info):
     atoms = molecule("H2O")
     atoms.info.update(info)
     return atoms
 
 
-def test_units_are_those_of_the_tables() -> None:
+def test_units_are_those_of_the_tables():
     assert set(ENERGY_UNITS) == set(IN_EV)
     for unit, factor in IN_EV.items():
         assert ENERGY_UNITS[unit] == pytest.approx(factor, rel=1e-7)
@@ -49,7 +37,7 @@ def test_units_are_those_of_the_tables() -> None:
 
 
 @given(st.sampled_from(sorted(IN_EV)), st.sampled_from(["structure", "atom"]), st.floats(-1e4, 1e4))
-def test_energy_in_any_unit(unit: Any, per: Any, value: float) -> None:
+def test_energy_in_any_unit(unit, per, value):
     spec = LabelSpec(label="U0", unit=unit, per=per)
     data = from_atoms(water(U0=value), "x", ReadOptions(labels=spec))
     expected = value * IN_EV[unit] * (3 if per == "atom" else 1)
@@ -57,7 +45,7 @@ def test_energy_in_any_unit(unit: Any, per: Any, value: float) -> None:
 
 
 @pytest.mark.parametrize("unit", [None, "Hartree/bohr", "meV/Ang"])
-def test_forces_in_any_unit(unit: Any) -> None:
+def test_forces_in_any_unit(unit):
     atoms = water(E=-1.0)
     forces = np.arange(9.0).reshape(3, 3)
     atoms.set_array("dft_forces", forces)
@@ -69,7 +57,7 @@ def test_forces_in_any_unit(unit: Any) -> None:
 
 
 @pytest.mark.parametrize("spec", [LabelSpec(), LabelSpec(label="energy", force_label="forces")])
-def test_the_default_is_the_label_of_its_own_name_and_two_values_of_it_are_refused(spec: LabelSpec) -> None:
+def test_the_default_is_the_label_of_its_own_name_and_two_values_of_it_are_refused(spec):
     """Whatever holds them: a calculator, ``info`` or arrays; and by name or by default."""
     forces = np.arange(9.0).reshape(3, 3)
     atoms = water(energy=-2.0 + 1e-7)
@@ -91,7 +79,7 @@ def test_the_default_is_the_label_of_its_own_name_and_two_values_of_it_are_refus
         to_data(record | {"force": forces + 1}, "x", ReadOptions(labels=LabelSpec()))
 
 
-def test_a_free_energy_alone_is_no_energy_but_may_be_meant() -> None:
+def test_a_free_energy_alone_is_no_energy_but_may_be_meant():
     atoms = water(step=3.0)
     atoms.calc = SinglePointCalculator(atoms, free_energy=-2.5)
     data = from_atoms(atoms, "x", ReadOptions(labels=LabelSpec()))
@@ -100,7 +88,7 @@ def test_a_free_energy_alone_is_no_energy_but_may_be_meant() -> None:
     assert float(from_atoms(atoms, "x", ReadOptions(labels=LabelSpec(label="free_energy"))).energy) == -2.5
 
 
-def test_the_named_label_takes_the_place_of_the_target() -> None:
+def test_the_named_label_takes_the_place_of_the_target():
     atoms = water(U0=5.0, energy=1.0)
     assert float(from_atoms(atoms, "x", ReadOptions(labels=LabelSpec(label="U0"))).energy) == 5.0
     assert float(from_atoms(atoms, "x").energy) == 1.0
@@ -110,7 +98,7 @@ def test_the_named_label_takes_the_place_of_the_target() -> None:
     assert "U0" in missing[STORED]
 
 
-def test_one_spec_reads_extxyz_db_csv_sdf_and_lmdb(tmp_path: Path) -> None:
+def test_one_spec_reads_extxyz_db_csv_sdf_and_lmdb(tmp_path):
     spec = LabelSpec(label="U0", unit="Hartree", per="atom")
     expected = -0.5 * 3 * IN_EV["Hartree"]
     ase.io.write(tmp_path / "a.extxyz", water(U0=-0.5))
@@ -136,7 +124,7 @@ def test_one_spec_reads_extxyz_db_csv_sdf_and_lmdb(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["minus one", [1.0, 2.0], None])
-def test_a_label_that_is_no_number(value: Any) -> None:
+def test_a_label_that_is_no_number(value):
     if value is None:
         assert "energy" not in from_atoms(water(U0=None), "x", ReadOptions(labels=LabelSpec(label="U0")))
         return
@@ -144,7 +132,7 @@ def test_a_label_that_is_no_number(value: Any) -> None:
         from_atoms(water(U0=value), "frame 7", ReadOptions(labels=LabelSpec(label="U0")))
 
 
-def test_forces_of_the_wrong_shape() -> None:
+def test_forces_of_the_wrong_shape():
     atoms = water(F=np.zeros((2, 3)))
     with pytest.raises(InputError, match=r"'F' has shape \(2, 3\), expected \(3, 3\)"):
         from_atoms(atoms, "x", ReadOptions(labels=LabelSpec(force_label="F")))

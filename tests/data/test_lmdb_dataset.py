@@ -1,13 +1,8 @@
 """OC20 LMDB files: layouts, damage, processes."""
 
-from __future__ import annotations
-
 import os
 import pickle
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import lmdb
 import numpy as np
@@ -25,22 +20,22 @@ from molflt.data.record import to_data
 from molflt.errors import InputError
 
 
-def _write(path: Path, items: Mapping[str, bytes], *, folder: bool = False) -> Path:
+def _write(path, items, *, folder=False):
     with lmdb.open(str(path), subdir=folder, map_size=1 << 24, lock=False) as env, env.begin(write=True) as txn:
         for key, value in items.items():
             txn.put(key.encode(), value)
     return path
 
 
-def _records(make_record: Any, n: int) -> list[dict[str, Any]]:
+def _records(make_record, n):
     return [make_record(seed, 3 + seed % 5) for seed in range(n)]
 
 
-def _items(records: list[dict[str, Any]], first: int = 0) -> dict[str, bytes]:
+def _items(records, first=0):
     return {str(first + k): pickle.dumps(record) for k, record in enumerate(records)}
 
 
-def _same(a: Any, b: Any) -> None:
+def _same(a, b):
     assert set(a.keys()) == set(b.keys())
     for field in vocabulary.FIELDS:
         if field in a:
@@ -50,7 +45,7 @@ def _same(a: Any, b: Any) -> None:
 LENGTHS = {"none": None, "pickle": pickle.dumps(12), "ascii": b"12", "old": pickle.dumps(12, protocol=0)}
 
 
-def test_threads_open_a_file_together(tmp_path: Path, make_record: Any) -> None:
+def test_threads_open_a_file_together(tmp_path, make_record):
     path = tmp_path / "d.lmdb"
     write_lmdb(path, [make_record(k) for k in range(8)], progress=False)
     for _ in range(10):
@@ -61,7 +56,7 @@ def test_threads_open_a_file_together(tmp_path: Path, make_record: Any) -> None:
 
 
 @pytest.mark.parametrize(("length", "folder"), [*((length, False) for length in LENGTHS.values()), (b"12", True)])
-def test_every_layout_reads_the_same(tmp_path: Path, make_record: Any, length: bytes | None, folder: bool) -> None:
+def test_every_layout_reads_the_same(tmp_path, make_record, length, folder):
     records = _records(make_record, 12)
     items = {**_items(records), "metadata": b"not a record"}
     if length is not None:
@@ -82,7 +77,7 @@ def test_every_layout_reads_the_same(tmp_path: Path, make_record: Any, length: b
 
 
 @pytest.mark.parametrize("length", [None, b"4"])
-def test_keys_need_not_be_contiguous(tmp_path: Path, make_record: Any, length: bytes | None) -> None:
+def test_keys_need_not_be_contiguous(tmp_path, make_record, length):
     records = _records(make_record, 4)
     items = dict(zip(("7", "10", "3", "100"), _items(records).values(), strict=True))
     if length:
@@ -92,8 +87,8 @@ def test_keys_need_not_be_contiguous(tmp_path: Path, make_record: Any, length: b
     assert dataset[0].name.endswith("#3")
 
 
-def _truncated(by: int) -> Callable[[Path, Any], None]:
-    def make(path: Path, make_record: Any) -> None:
+def _truncated(by):
+    def make(path, make_record):
         _write(path, _items(_records(make_record, 50)))
         os.truncate(path, path.stat().st_size - by)
 
@@ -118,7 +113,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGE))
-def test_what_is_no_data_set_is_named(tmp_path: Path, make_record: Any, kind: str) -> None:
+def test_what_is_no_data_set_is_named(tmp_path, make_record, kind):
     make, message = DAMAGE[kind]
     path = tmp_path / "bad.lmdb"
     make(path, make_record)
@@ -127,7 +122,7 @@ def test_what_is_no_data_set_is_named(tmp_path: Path, make_record: Any, kind: st
     assert "bad.lmdb" in str(refusal.value)
 
 
-def test_a_missing_record_is_named(tmp_path: Path, make_record: Any) -> None:
+def test_a_missing_record_is_named(tmp_path, make_record):
     items = _items(_records(make_record, 5))
     del items["2"]
     with pytest.raises(InputError, match="4 records"):
@@ -139,7 +134,7 @@ def test_a_missing_record_is_named(tmp_path: Path, make_record: Any) -> None:
         dataset[2]
 
 
-def test_a_damaged_record_is_named(tmp_path: Path, make_record: Any) -> None:
+def test_a_damaged_record_is_named(tmp_path, make_record):
     items = _items(_records(make_record, 3))
     items["1"] = items["1"][:-20]
     dataset = LmdbDataset(_write(tmp_path / "a.lmdb", items))
@@ -152,7 +147,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, make_record: Any) -> None:
     assert LmdbDataset(tmp_path / "b.lmdb", ReadOptions(on_bad="skip")).n_atoms.tolist() == [1]
 
 
-def test_two_data_sets_share_a_file_and_survive_its_replacement(tmp_path: Path, make_record: Any) -> None:
+def test_two_data_sets_share_a_file_and_survive_its_replacement(tmp_path, make_record):
     records = _records(make_record, 4)
     path = _write(tmp_path / "a.lmdb", _items(records))
     first, second = LmdbDataset(path), LmdbDataset(path)
@@ -163,7 +158,7 @@ def test_two_data_sets_share_a_file_and_survive_its_replacement(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_workers_read_what_this_process_reads(tmp_path: Path, make_record: Any, method: str) -> None:
+def test_workers_read_what_this_process_reads(tmp_path, make_record, method):
     dataset = LmdbDataset(_write(tmp_path / "a.lmdb", _items(_records(make_record, 16))))
     # open in this process first: the children must not use the inherited environment
     assert dataset[0].sid == 0
@@ -181,12 +176,12 @@ def test_workers_read_what_this_process_reads(tmp_path: Path, make_record: Any, 
 
 
 @pytest.fixture
-def large(tmp_path: Path, make_record: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+def large(tmp_path, make_record, monkeypatch):
     monkeypatch.setattr(lmdb_dataset, "_CACHE_SIZES_FROM", 3)
     return _write(tmp_path / "a.lmdb", _items(_records(make_record, 6)))
 
 
-def test_sizes_of_a_large_file_are_kept(large: Path) -> None:
+def test_sizes_of_a_large_file_are_kept(large):
     expected = [3, 4, 5, 6, 7, 3]
     assert LmdbDataset(large).n_atoms.tolist() == expected
     kept = large.with_name("a.lmdb.natoms")
@@ -212,29 +207,29 @@ CACHE_DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", CACHE_DAMAGE.values(), ids=CACHE_DAMAGE)
-def test_damaged_sizes_are_counted_again(damage: Callable[[Path], object], large: Path) -> None:
+def test_damaged_sizes_are_counted_again(damage, large):
     expected = LmdbDataset(large).n_atoms.tolist()
     damage(large.with_name("a.lmdb.natoms"))
     assert LmdbDataset(large).n_atoms.tolist() == expected
 
 
-def test_a_read_only_folder_is_no_error(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_folder_is_no_error(large, monkeypatch):
     # root may write anywhere, so the refusal is simulated
-    def refuse(*_: Any, **__: Any) -> None:
+    def refuse(*_, **__):
         raise PermissionError("read-only")
 
     monkeypatch.setattr(lmdb_dataset, "atomic_file", refuse)
     assert LmdbDataset(large).n_atoms.tolist() == [3, 4, 5, 6, 7, 3]
 
 
-def test_sizes_without_natoms_come_from_the_atoms(tmp_path: Path, make_record: Any) -> None:
+def test_sizes_without_natoms_come_from_the_atoms(tmp_path, make_record):
     records = [{k: v for k, v in r.items() if k != "natoms"} for r in _records(make_record, 3)]
     assert LmdbDataset(_write(tmp_path / "a.lmdb", _items(records))).n_atoms.tolist() == [3, 4, 5]
     # those of a small file are not kept
     assert [p.name for p in tmp_path.iterdir()] == ["a.lmdb"]
 
 
-def test_real_files_of_both_layouts_hold_the_same_structures(oc20: Path) -> None:
+def test_real_files_of_both_layouts_hold_the_same_structures(oc20):
     """That each field is read as plain unpickling gives it is tested with the unpickler."""
     old, new = LmdbDataset(oc20 / "pyg1.lmdb"), LmdbDataset(oc20 / "pyg2.lmdb")
     assert len(old) == len(new) == 5

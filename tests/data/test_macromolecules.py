@@ -1,9 +1,6 @@
 """PDB and mmCIF: models, alternate locations, symmetry, elements, and lines that must not be lost."""
 
-from __future__ import annotations
-
 import io
-from pathlib import Path
 
 import gemmi
 import numpy as np
@@ -19,23 +16,21 @@ from molflt.errors import InputError, InputWarning
 WATER = [("O", 0.0, 0.0), ("H1", 0.96, 0.0), ("H2", -0.24, 0.93)]
 
 
-def atom(
-    name: str, x: float, y: float, *, serial: int = 1, alt: str = " ", occ: str = "  1.00", tail: str = ""
-) -> str:
+def atom(name, x, y, *, serial=1, alt=" ", occ="  1.00", tail=""):
     """A line of a PDB file; ``tail`` stands from column 77 on, by default the element."""
     start = f"HETATM{serial:5d} {name:>3} {alt}HOH A   1    {x:8.3f}{y:8.3f}{1.0:8.3f}{occ}  0.00"
     return f"{start}          {tail or ' ' + name[0]}\n"
 
 
-def water(shift: float = 0.0) -> str:
+def water(shift=0.0):
     return "".join(atom(name, x + shift, y, serial=k) for k, (name, x, y) in enumerate(WATER, start=1))
 
 
-def cryst(group: str, lengths: str = "   10.000   10.000   10.000") -> str:
+def cryst(group, lengths="   10.000   10.000   10.000"):
     return f"CRYST1{lengths}  90.00  90.00  90.00 {group:<11}   1\n"
 
 
-def read(tmp_path: Path, text: str, name: str = "a.pdb") -> list[Atoms]:
+def read(tmp_path, text, name="a.pdb"):
     (tmp_path / name).write_text(text, encoding="utf-8")
     return [
         Atoms(data.atomic_numbers.numpy(), data.positions.numpy(), cell=data.cell[0].numpy(), pbc=data.pbc[0].numpy())
@@ -54,14 +49,14 @@ def read(tmp_path: Path, text: str, name: str = "a.pdb") -> list[Atoms]:
         water().lower() + "end\n" + water(0.1) + "END\n",
     ],
 )
-def test_models(tmp_path: Path, text: str) -> None:
+def test_models(tmp_path, text):
     first, second = read(tmp_path, text)
     assert first.get_chemical_symbols() == second.get_chemical_symbols() == ["O", "H", "H"]
     np.testing.assert_allclose(second.positions - first.positions, [[0.1, 0, 0]] * 3, atol=1e-9)
     assert first.pbc.all() == second.pbc.all() == ("CRYST1" in text)
 
 
-def test_frames_without_end(tmp_path: Path) -> None:
+def test_frames_without_end(tmp_path):
     """Frames that overlap are such; what may be two molecules side by side is asked about."""
     with pytest.warns(InputWarning, match="the file has no END"):
         assert [len(atoms) for atoms in read(tmp_path, 3 * water())] == [3, 3, 3]
@@ -92,12 +87,12 @@ def test_frames_without_end(tmp_path: Path) -> None:
         (water().replace("           O", "           X") + "END\n", ".*is of no known element"),
     ],
 )  # fmt: skip
-def test_nothing_is_lost_or_guessed(tmp_path: Path, text: str, message: str) -> None:
+def test_nothing_is_lost_or_guessed(tmp_path, text, message):
     with pytest.raises(InputError, match=rf"a\.pdb(#0)?: {message}"):
         read(tmp_path, text)
 
 
-def test_alternate_locations(tmp_path: Path) -> None:
+def test_alternate_locations(tmp_path):
     """The highest occupancy, else the first, in molecules and crystals, with a remark."""
     for shares, x in (((0.6, 0.4), 0.96), ((0.4, 0.6), 0.9), ((0.5, 0.5), 0.96)):
         both = zip((0.96, 0.9), "AB", shares, strict=True)
@@ -111,7 +106,7 @@ def test_alternate_locations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", ["P 21 21 21", "P 1 21 1", "I 4", "P -1", "R 3 :R"])
-def test_symmetry_is_applied(tmp_path: Path, group: str) -> None:
+def test_symmetry_is_applied(tmp_path, group):
     """Four waters of P 21 21 21, and so on, at ASE's distances; an atom on a special position is one."""
     (atoms,) = read(tmp_path, cryst(group) + water(2.0) + "END\n")
     positions = np.array([[x + 2.0, y, 1.0] for _, x, y in WATER]) / 10
@@ -128,7 +123,7 @@ def test_symmetry_is_applied(tmp_path: Path, group: str) -> None:
     assert len(single) == 1
 
 
-def test_elements_and_charges(tmp_path: Path) -> None:
+def test_elements_and_charges(tmp_path):
     sodium = "HETATM    1 NA    NA A   1       0.000   0.000   0.000  1.00  0.00          NA1+\n"
     (atoms,) = read(tmp_path, sodium.replace("1+", "") + "END\n")
     assert atoms.get_chemical_symbols() == ["Na"]
@@ -148,7 +143,7 @@ def test_elements_and_charges(tmp_path: Path) -> None:
         assert any("may mean two elements" in str(one.message) for one in said) == (names in ("CA   ALA", "CL1  LIG"))
 
 
-def test_order_of_atoms_is_that_of_the_file(tmp_path: Path) -> None:
+def test_order_of_atoms_is_that_of_the_file(tmp_path):
     """Also where a residue is written in two parts, which gemmi joins."""
     lines = water().splitlines(keepends=True)
     other = "".join(lines).replace("A   1", "B   2").replace("   1.000", "   5.000")
@@ -158,7 +153,7 @@ def test_order_of_atoms_is_that_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.cif", "a.mmcif"])
-def test_mmcif_is_read_as_pdb_is(tmp_path: Path, name: str) -> None:
+def test_mmcif_is_read_as_pdb_is(tmp_path, name):
     """Two models of a crystal with an alternate location; a row that cannot be read is named."""
     text = cryst("P 21 21 21") + "MODEL        1\n" + water(2.0) + "ENDMDL\nMODEL        2\n"
     text += water(2.1).replace(" H1  HOH", " H1 AHOH") + atom("H1", 3.0, 0.1, alt="B", occ="  0.30") + "ENDMDL\nEND\n"

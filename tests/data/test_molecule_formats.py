@@ -1,9 +1,6 @@
 """Molecules in the files that chemists have: tables, InChI, mol2 and PDB ligands, also compressed."""
 
-from __future__ import annotations
-
 import gzip
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +28,7 @@ NO_CHARGES
 """
 
 
-def _phenol() -> Chem.Mol:
+def _phenol():
     mol = Chem.AddHs(Chem.MolFromSmiles("Oc1ccccc1"))
     rdDistGeom.EmbedMolecule(mol, randomSeed=1)
     return mol
@@ -51,7 +48,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_format_plain_and_compressed(name: str, tmp_path: Path) -> None:
+def test_every_format_plain_and_compressed(name, tmp_path):
     text, n_atoms = FILES[name]
     (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
@@ -62,7 +59,7 @@ def test_every_format_plain_and_compressed(name: str, tmp_path: Path) -> None:
     assert len(open_dataset(tmp_path)) == 2
 
 
-def test_records_keep_their_names(tmp_path: Path) -> None:
+def test_records_keep_their_names(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("smiles,Name,Exp\nCCO,ethanol,1\nO,,\n", encoding="utf-8")
     found = open_dataset(path)
@@ -72,7 +69,7 @@ def test_records_keep_their_names(tmp_path: Path) -> None:
     assert [d.name for d in open_dataset(tmp_path / "a.mol2")] == [f"{tmp_path}/a.mol2#{k} (water)" for k in (0, 1)]
 
 
-def test_pdb_without_hydrogens_with_a_charge_and_with_a_cell_of_no_crystal(tmp_path: Path) -> None:
+def test_pdb_without_hydrogens_with_a_charge_and_with_a_cell_of_no_crystal(tmp_path):
     path, text = tmp_path / "a.pdb", Chem.MolToPDBBlock(_phenol())
     path.write_text("\n".join(line for line in text.splitlines() if line[76:78].strip() != "H"), encoding="utf-8")
     with pytest.raises(InputError, match=r"a\.pdb.*not one hydrogen"):
@@ -86,7 +83,7 @@ def test_pdb_without_hydrogens_with_a_charge_and_with_a_cell_of_no_crystal(tmp_p
     assert open_dataset(path)[0].pbc.all()
 
 
-def test_all_bad_rows_are_named_up_to_ten_and_counted(tmp_path: Path) -> None:
+def test_all_bad_rows_are_named_up_to_ten_and_counted(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("smiles\nC(\nO\nqq\n", encoding="utf-8")
     with pytest.raises(InputError) as error:
@@ -106,7 +103,7 @@ def test_all_bad_rows_are_named_up_to_ten_and_counted(tmp_path: Path) -> None:
         resolve_inputs(["C(", "O", "qq"])
 
 
-def _sdf(n: int = 3) -> str:
+def _sdf(n=3):
     """Molecules in a row, each with two fields."""
     phenol = _phenol()
     phenol.SetProp("_Name", "phenol")
@@ -131,13 +128,13 @@ RECORD = _sdf(1).removesuffix("$$$$\n")
         (RECORD.replace(" 13 13  0", " 12 13  0") + "$$$$\n", "line 30: more lines than the 12 atoms and 13 bonds"),
     ],
 )
-def test_what_rdkit_passes_over_in_sdf(text: str, message: str, tmp_path: Path) -> None:
+def test_what_rdkit_passes_over_in_sdf(text, message, tmp_path):
     (tmp_path / "a.sdf").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         open_dataset(tmp_path / "a.sdf")
 
 
-def test_a_mol_file_needs_no_end(tmp_path: Path) -> None:
+def test_a_mol_file_needs_no_end(tmp_path):
     (tmp_path / "a.mol").write_text(Chem.MolToMolBlock(_phenol()), encoding="utf-8")
     assert open_dataset(tmp_path / "a.mol").n_atoms.tolist() == [13]
     big = Chem.MolToV3KMolBlock(_phenol())
@@ -145,7 +142,7 @@ def test_a_mol_file_needs_no_end(tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "a.sdf").n_atoms.tolist() == [13]
 
 
-def test_atom_types_of_mol2(tmp_path: Path) -> None:
+def test_atom_types_of_mol2(tmp_path):
     """GAFF's, as antechamber writes them, are elements; D is hydrogen; others are refused in a sentence."""
     path = tmp_path / "g.mol2"
     gaff = WATER.replace("O.3", "oh").replace("0.48 H ", "0.48 ho ")
@@ -175,7 +172,7 @@ def test_atom_types_of_mol2(tmp_path: Path) -> None:
             open_dataset(path)
 
 
-def test_messages_of_rdkit_have_no_stack(tmp_path: Path) -> None:
+def test_messages_of_rdkit_have_no_stack(tmp_path):
     """Of an element that RDKit does not know it writes forty lines of C++."""
     (tmp_path / "a.sdf").write_text(RECORD.replace(" O   0", " Qq  0") + "$$$$\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"a\.sdf#0.*: not a readable molecule block, from line 1 on") as error:

@@ -1,14 +1,11 @@
 """What never occurs in a training set, whatever the geometry: compositions, tags, axes, charges, electrons, sizes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111, molecule
 from pydantic import ValidationError
-from torch_geometric.data import Data
 
 from molflt.data.ase import from_atoms
 from molflt.data.quality.domain import Domain, DomainFit, outside
@@ -17,18 +14,18 @@ from molflt.data.reading import ReadOptions
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 
-def _domain(structures: list[Data], by_element: bool = True) -> Domain:
+def _domain(structures, by_element=True):
     fit = DomainFit(len(structures), forces=False, by_element=by_element)
     for index, structure in enumerate(structures):
         fit.add(fit.look(index, structure))
     return fit.domain()
 
 
-def _rules(domain: Domain, data: Data) -> set[str]:
+def _rules(domain, data):
     return {reason.rule for reason in domain.reasons(data)}
 
 
-def _of(formula: str, **given) -> Data:
+def _of(formula, **given):
     """Atoms in a row."""
     atoms = Atoms(formula)
     atoms.positions[:, 0] = 1.2 * np.arange(len(atoms))
@@ -36,7 +33,7 @@ def _of(formula: str, **given) -> Data:
     return from_atoms(atoms, formula, options=ReadOptions(allow_charged=True, charges="charge" in given))
 
 
-def _slab(tags: dict[str, list[int]], adsorbate: str = "CO", n: int = 2, pbc: object = True) -> Data:
+def _slab(tags, adsorbate="CO", n=2, pbc=True):
     """Copper with tags from below to above, and an adsorbate with its own."""
     atoms = fcc111("Cu", (n, n, 2), vacuum=6.0)
     numbers = list(np.repeat(tags["Cu"], n * n))
@@ -123,7 +120,7 @@ def test_tags_that_never_occur():
     assert _rules(_domain([from_atoms(molecule("H2O"), "w")]), from_atoms(_tagged("H2O", 2), "w")) == {"tags"}
 
 
-def _tagged(name: str, tag: int) -> Atoms:
+def _tagged(name, tag):
     atoms = molecule(name)
     atoms.set_tags(tag)
     return atoms

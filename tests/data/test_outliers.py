@@ -1,8 +1,5 @@
 """One structure whose energy or forces are out of line is named, and good sets are left in peace."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +15,13 @@ ELEMENTS = (-13.6, -1029.5, -2042.0)
 """eV: of hydrogen, carbon and oxygen."""
 
 
-def _outliers(energies: np.ndarray, compositions: np.ndarray, additive: bool = True) -> tuple[list[int], list[float]]:
+def _outliers(energies, compositions, additive=True):
     kinds, places = np.unique(compositions, axis=0, return_inverse=True)
     found = energies_out_of_line(energies, places.ravel(), kinds, additive)
     return found.places.tolist(), [*found.sizes.tolist(), found.others]
 
 
-def _set(n: int, n_compositions: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _set(n, n_compositions, seed):
     """Energies of elements and 0.2 eV per √atom, of a few compositions drawn at random."""
     random = np.random.default_rng(seed)
     kinds = np.zeros((n_compositions, 119), dtype=np.int64)
@@ -36,7 +33,7 @@ def _set(n: int, n_compositions: int, seed: int) -> tuple[np.ndarray, np.ndarray
 
 @pytest.mark.parametrize(("n", "n_compositions"), [(20, 1), (40, 4), (60, 60), (12_000, 400)])
 @pytest.mark.parametrize("error", [-80.0, 5000.0])
-def test_a_wrong_energy_is_found_and_measured(n: int, n_compositions: int, error: float) -> None:
+def test_a_wrong_energy_is_found_and_measured(n, n_compositions, error):
     for seed in range(1 if n > 1000 else 5):
         energies, compositions = _set(n, n_compositions, seed)
         assert _outliers(energies, compositions)[0] == []
@@ -49,7 +46,7 @@ def test_a_wrong_energy_is_found_and_measured(n: int, n_compositions: int, error
         assert others < 6
 
 
-def test_free_atoms_and_a_lone_molecule_of_another_kind_are_no_outliers() -> None:
+def test_free_atoms_and_a_lone_molecule_of_another_kind_are_no_outliers():
     """Bonds are worth eV, and the spread of vibrations is small."""
     random = np.random.default_rng(0)
     one, several = ("H", "C", "O", "C2H6"), ("CH4", "CH3OH", "H2O")
@@ -62,7 +59,7 @@ def test_free_atoms_and_a_lone_molecule_of_another_kind_are_no_outliers() -> Non
     assert _outliers(energies, compositions)[0] == [40]
 
 
-def test_long_tails_and_sets_too_small_to_judge_have_no_outliers() -> None:
+def test_long_tails_and_sets_too_small_to_judge_have_no_outliers():
     energies, compositions = _set(100, 1, 0)
     energies[::10] += np.linspace(30, 300, 10)
     assert _outliers(energies, compositions)[0] == []
@@ -71,7 +68,7 @@ def test_long_tails_and_sets_too_small_to_judge_have_no_outliers() -> None:
     assert _outliers(energies[:1], compositions[:1], additive=False)[0] == []
 
 
-def test_energies_of_adsorption_are_compared_with_each_other() -> None:
+def test_energies_of_adsorption_are_compared_with_each_other():
     energies = np.random.default_rng(0).normal(-1.0, 1.0, 50)
     energies[[4, 9]] = [-80.0, 500.0]
     places, sizes = _outliers(energies, _set(50, 50, 0)[1], additive=False)
@@ -79,7 +76,7 @@ def test_energies_of_adsorption_are_compared_with_each_other() -> None:
     assert sizes == pytest.approx([501, 79, 2], abs=1.5)
 
 
-def test_forces() -> None:
+def test_forces():
     sizes = np.random.default_rng(0).uniform(0.1, 2.0, 40)
     assert forces_out_of_line(sizes).places.tolist() == []
     # Relaxed structures but one are no error, and forces in another unit are large everywhere.
@@ -92,7 +89,7 @@ def test_forces() -> None:
     assert forces_out_of_line(np.empty(0)).places.tolist() == []
 
 
-def _no_false_alarm(path: Path) -> None:
+def _no_false_alarm(path):
     """In a whole set, and in small ones drawn from it."""
     found = [*open_dataset(path, ReadOptions(tags="oc20"))]
     target = "energy" if "energy" in found[0] else "y_relaxed"
@@ -104,7 +101,7 @@ def _no_false_alarm(path: Path) -> None:
         assert _outliers(energies[some], compositions[some], target == "energy")[0] == []
 
 
-def test_no_false_alarm_in_the_set_that_comes_with_molflt() -> None:
+def test_no_false_alarm_in_the_set_that_comes_with_molflt():
     _no_false_alarm(Path(resolve_path("bundled:fg/val.lmdb")))
 
 
@@ -113,13 +110,13 @@ def test_no_false_alarm_in_the_set_that_comes_with_molflt() -> None:
     "name",
     ["qm7/qm7_train.extxyz.gz", "perovskites/perovskites.extxyz.gz", "acac/train_300K.xyz.gz", "wwl/wwl.extxyz.gz"],
 )
-def test_no_false_alarm_in_real_sets(name: str, real_data: Callable[[str], Path]) -> None:
+def test_no_false_alarm_in_real_sets(name, real_data):
     _no_false_alarm(real_data(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["3D_cluster_16_atoms_radius_2point5", "3D_cluster_32_atoms_radius_5"])
-def test_no_false_alarm_in_units_of_their_own(name: str, real_data: Callable[[str], Path]) -> None:
+def test_no_false_alarm_in_units_of_their_own(name, real_data):
     with np.load(real_data(f"efa/{name}.npz")) as found:
         compositions = np.stack([np.bincount(z, minlength=119) for z in found["atomic_numbers"].astype(int)])
         assert _outliers(found["energy"].ravel(), compositions)[0] == []

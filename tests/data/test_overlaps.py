@@ -1,10 +1,7 @@
 """Atoms that are too close: the verdict of a sum over images, on every way in."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from molflt.errors import InputError
 IMAGES = np.array(list(product(range(-4, 5), repeat=3)))
 
 
-def worst(atoms: Atoms) -> float:
+def worst(atoms):
     """The smallest distance over the mean of the two radii, by looking at all images."""
     images = IMAGES[~IMAGES[:, ~atoms.pbc].any(axis=1)]
     found = np.inf
@@ -37,7 +34,7 @@ def worst(atoms: Atoms) -> float:
 
 
 @pytest.mark.parametrize("few", [0, 256])
-def test_the_verdict_of_all_images(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verdict_of_all_images(few, monkeypatch):
     """Skewed cells, tiny ones, any boundaries, atoms in any image; by all pairs and by a neighbour search."""
     monkeypatch.setattr(overlaps, "_FEW", few)
     random, refused = np.random.default_rng(0), 0
@@ -68,7 +65,7 @@ def test_the_verdict_of_all_images(few: int, monkeypatch: pytest.MonkeyPatch) ->
     assert 30 < refused < 100
 
 
-def test_two_atoms_are_named_with_image_and_remedy() -> None:
+def test_two_atoms_are_named_with_image_and_remedy():
     with pytest.raises(InputError, match=r"^x: atom 0 \(Cu\) and its own image are 1\.2 Å.*1\.32 Å.*; remove"):
         structures_of(Atoms("Cu", cell=np.diag([5, 5, 1.2]), pbc=True), "x")
     water = molecule("H2O")
@@ -77,7 +74,7 @@ def test_two_atoms_are_named_with_image_and_remedy() -> None:
         structures_of(water, "x")
 
 
-def test_every_way_in(tmp_path: Path) -> None:
+def test_every_way_in(tmp_path):
     good, bad = molecule("H2"), molecule("H2")
     bad.positions[1] = bad.positions[0] + [0, 0, 0.3]
     fields = {
@@ -101,7 +98,7 @@ def test_every_way_in(tmp_path: Path) -> None:
         to_data({"pos": bad.positions, "atomic_numbers": bad.numbers}, "x")
 
 
-def test_what_there_is_passes() -> None:
+def test_what_there_is_passes():
     """The shortest bonds: H2, HF, N2, diamond, and metals under a pressure that halves their volume."""
     for atoms in (molecule("H2"), molecule("HF"), molecule("N2"), bulk("C"), bulk("Cs", a=4.0), bulk("Pt", a=3.1)):
         structures_of(atoms, "x")

@@ -1,11 +1,8 @@
 """The walk over a pickle's opcodes against the standard library's."""
 
-from __future__ import annotations
-
 import pickle
 import pickletools
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from hypothesis import strategies as st
 
 from molflt.data.oc20.limits import refuse_opcodes
 
-VALUES: list[Any] = [
+VALUES = [
     {"pos": np.arange(600.0).reshape(200, 3), "natoms": 200, "name": "Öl", "big": 1 << 100, "none": None},
     {"pos": torch.arange(6.0), "y": [1.5, -2, True, "x" * 300], "raw": b"\x82\x83\x84pqr." * 50},
     [[str(k), (k, k * 1000, -k), {k}, frozenset([k])] for k in range(300)],
@@ -23,7 +20,7 @@ VALUES: list[Any] = [
 ]
 
 
-def _oracle(raw: bytes) -> str:
+def _oracle(raw):
     """``fine``, ``refused``, or ``damaged``."""
     try:
         for opcode, argument, _ in pickletools.genops(raw):
@@ -36,7 +33,7 @@ def _oracle(raw: bytes) -> str:
     return "fine"
 
 
-def _ours(raw: bytes) -> str:
+def _ours(raw):
     try:
         refuse_opcodes(raw)
     except (pickle.UnpicklingError, ValueError) as error:
@@ -45,13 +42,13 @@ def _ours(raw: bytes) -> str:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_real_pickles_pass(protocol: int) -> None:
+def test_real_pickles_pass(protocol):
     for value in VALUES:
         raw = pickle.dumps(value, protocol=protocol)
         assert _oracle(raw) == _ours(raw) == "fine"
 
 
-def _argument(opcode: pickletools.OpcodeInfo) -> bytes:
+def _argument(opcode):
     """An argument full of stops: who takes it for opcodes sees none of what follows."""
     if opcode.arg is None:
         return b""
@@ -72,19 +69,19 @@ def _argument(opcode: pickletools.OpcodeInfo) -> bytes:
 @pytest.mark.parametrize(
     "harm", [b"\x82\x01", b"\x83\x01\x00", b"\x84\x01\x00\x00\x00", b"p99999\n", b"r\xff\xff\x00\x00"]
 )
-def test_harm_is_seen_behind_every_opcode(harm: bytes) -> None:
+def test_harm_is_seen_behind_every_opcode(harm):
     for opcode in pickletools.opcodes:
         if opcode.name != "STOP":
             raw = opcode.code.encode("latin1") + _argument(opcode) + harm + b"."
             assert _ours(raw) == "refused", opcode.name
 
 
-def test_binput_beyond_a_short_pickle_is_refused() -> None:
+def test_binput_beyond_a_short_pickle_is_refused():
     with pytest.raises(pickle.UnpicklingError, match="memo place 255 in 4 bytes"):
         refuse_opcodes(b"Nq\xff.")
 
 
-def test_what_follows_the_end_is_not_looked_at() -> None:
+def test_what_follows_the_end_is_not_looked_at():
     refuse_opcodes(b"N.\x82\x01")
 
 
@@ -106,13 +103,13 @@ def test_what_follows_the_end_is_not_looked_at() -> None:
         b"J\x00",
     ],
 )
-def test_damaged_pickles_are_refused(raw: bytes) -> None:
+def test_damaged_pickles_are_refused(raw):
     assert _ours(raw) == _oracle(raw) == "damaged"
 
 
 @given(st.data())
 @settings(max_examples=500, deadline=None)
-def test_nothing_passes_that_the_standard_library_sees_harm_in(data: st.DataObject) -> None:
+def test_nothing_passes_that_the_standard_library_sees_harm_in(data):
     protocol = data.draw(st.integers(0, 5))
     value = data.draw(
         st.sampled_from([{"a": 1.5, "b": [1, "text", b"raw"], "c": (None, 1 << 70)}, [1, 2], "x" * 300])
@@ -127,7 +124,7 @@ def test_nothing_passes_that_the_standard_library_sees_harm_in(data: st.DataObje
 
 
 @pytest.mark.parametrize("protocol", range(5))
-def test_integers_that_may_have_the_same_hash_are_counted(protocol: int) -> None:
+def test_integers_that_may_have_the_same_hash_are_counted(protocol):
     modulus = (1 << 61) - 1
     refuse_opcodes(pickle.dumps([modulus - 1 - k for k in range(100)] + list(range(-1000, 1000)), protocol))
     for wide in (lambda k: k * modulus, lambda k: -k * modulus, lambda k: 1 << (61 + k)):

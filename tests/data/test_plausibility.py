@@ -1,16 +1,10 @@
 """Energies that are not what they are said to be: caught, and good ones left in peace."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import ase.io
 import numpy as np
 import pytest
 import torch
-from ase import Atoms, units
+from ase import units
 from ase.build import bulk, molecule
 from ase.calculators.emt import EMT
 from scipy.spatial.transform import Rotation
@@ -36,12 +30,12 @@ SETS = {
 }
 
 
-def test_free_atoms() -> None:
+def test_free_atoms():
     for z, energy in HARTREE_FOCK.items():
         assert free_atoms()[z] == pytest.approx(energy * units.Hartree, rel=0.012 if z > 2 else 0.05)
 
 
-def test_totals_of_all_electrons() -> None:
+def test_totals_of_all_electrons():
     compositions = np.zeros((40, 119), dtype=np.int64)
     random = np.random.default_rng(0)
     for z, most in {1: 9, 6: 6, 8: 3}.items():
@@ -68,7 +62,7 @@ def test_totals_of_all_electrons() -> None:
     assert doubts(LabelSpec(), -6.0 * n_atoms, compositions, "s") == []
 
 
-def _moving(atoms: Atoms) -> list[Atoms]:
+def _moving(atoms):
     """Geometries around one with EMT's energies and forces; molecules tumble, atoms of crystals cross the border."""
     found = []
     for seed in range(20):
@@ -84,12 +78,12 @@ def _moving(atoms: Atoms) -> list[Atoms]:
 
 
 @pytest.mark.parametrize("atoms", [molecule("CH3OH"), bulk("Cu", cubic=True)], ids=["molecule", "crystal"])
-def test_forces_in_a_wrong_unit_or_with_the_wrong_sign_do_not_fit_the_energies(atoms: Atoms) -> None:
+def test_forces_in_a_wrong_unit_or_with_the_wrong_sign_do_not_fit_the_energies(atoms):
     frames = _moving(atoms)
     forces = [frame.get_forces() for frame in frames]
     structures = [from_atoms(frame, "s") for frame in frames]
 
-    def doubt(spec: LabelSpec, stored_in: float) -> str:
+    def doubt(spec, stored_in):
         """Of forces as they were stored; read with ``spec``."""
         check = ForceCheck(spec)
         for data, frame, of_frame in zip(structures, frames, forces, strict=True):
@@ -106,7 +100,7 @@ def test_forces_in_a_wrong_unit_or_with_the_wrong_sign_do_not_fit_the_energies(a
     assert "wrong sign" in doubt(LabelSpec(), -1.0)
 
 
-def test_forces_of_structures_that_have_nothing_in_common_are_judged_by_their_size() -> None:
+def test_forces_of_structures_that_have_nothing_in_common_are_judged_by_their_size():
     check = ForceCheck(LabelSpec())
     for k, name in enumerate(["H2O", "CH4", "NH3"]):
         data = from_atoms(molecule(name), name)
@@ -118,7 +112,7 @@ def test_forces_of_structures_that_have_nothing_in_common_are_judged_by_their_si
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
-def test_real_sets(name: str, real_data: Callable[[str], Path]) -> None:
+def test_real_sets(name, real_data):
     """No false alarm in eV; in Hartree and kcal/mol, and as totals of all electrons, caught with the remedy."""
     target, some = SETS[name]
     frames = ase.io.read(real_data(name), some, format="extxyz")
@@ -128,7 +122,7 @@ def test_real_sets(name: str, real_data: Callable[[str], Path]) -> None:
     spec = LabelSpec(target=target)
     assert doubts(spec, energies, compositions, name) == []
 
-    def caught(values: np.ndarray, spec: LabelSpec) -> str:
+    def caught(values, spec):
         try:
             return " ".join(doubts(spec, values, compositions, name))
         except InputError as error:
@@ -153,14 +147,14 @@ def test_real_sets(name: str, real_data: Callable[[str], Path]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["3D_cluster_16_atoms_radius_2point5", "3D_cluster_32_atoms_radius_5"])
-def test_energies_in_units_of_their_own(name: str, real_data: Callable[[str], Path]) -> None:
+def test_energies_in_units_of_their_own(name, real_data):
     with np.load(real_data(f"efa/{name}.npz")) as found:
         compositions = np.stack([np.bincount(z, minlength=119) for z in found["atomic_numbers"].astype(int)])
         assert doubts(LabelSpec(), found["energy"].ravel(), compositions, name) == []
 
 
-def _file(path: Path, **info: Any) -> str:
-    frames: list[Atoms] = []
+def _file(path, **info):
+    frames = []
     for k in range(3):
         atoms = molecule("CH3OH")
         atoms.info.update(
@@ -181,9 +175,7 @@ def _file(path: Path, **info: Any) -> str:
         ({"E_ads": -1.0}, {"target": "y_relaxed"}, "data.label=E_ads"),
     ],
 )
-def test_a_wrong_name_leads_to_the_right_one(
-    info: dict[str, Any], spec: dict[str, Any], remedy: str, tmp_path: Path
-) -> None:
+def test_a_wrong_name_leads_to_the_right_one(info, spec, remedy, tmp_path):
     path = _file(tmp_path / "a.extxyz", **info)
     labels = LabelSpec(**spec)
     with pytest.raises(InputError) as error:
@@ -195,7 +187,7 @@ def test_a_wrong_name_leads_to_the_right_one(
     assert len(Screening(open_dataset(path, ReadOptions(labels=better)), better, path).each(lambda *_: 0)) == 3
 
 
-def test_no_number_at_all(tmp_path: Path) -> None:
+def test_no_number_at_all(tmp_path):
     path = _file(tmp_path / "a.extxyz", comment="x")
     with pytest.raises(InputError, match="None of it is an energy"):
         Screening(open_dataset(path, ReadOptions(labels=LabelSpec())), LabelSpec(), path).each(lambda *_: 0)

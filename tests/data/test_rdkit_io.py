@@ -1,10 +1,5 @@
 """Molecules from SMILES and SDF."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +14,7 @@ from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
 
 
-def _embedded(smiles: str) -> Chem.Mol:
+def _embedded(smiles):
     mol = Chem.AddHs(Chem.MolFromSmiles(smiles))
     rdDistGeom.EmbedMolecule(mol, randomSeed=1)
     conformer = mol.GetConformer()
@@ -32,7 +27,7 @@ def _embedded(smiles: str) -> Chem.Mol:
     return mol
 
 
-def test_the_seed_fixes_the_conformer() -> None:
+def test_the_seed_fixes_the_conformer():
     smiles = "CC(C)Cc1ccc(cc1)C(C)C(=O)O"
     first, again, other = from_smiles(smiles), from_smiles(smiles), from_smiles(smiles, seed=7)
     assert torch.equal(first.positions, again.positions)
@@ -40,7 +35,7 @@ def test_the_seed_fixes_the_conformer() -> None:
 
 
 @pytest.mark.parametrize("smiles", ["[H][H]", "[Fe]", "OB(O)c1ccccc1", "C12C3C4C1C5C2C3C45", "[C-]#[O+]", "C" * 40])
-def test_unusual_molecules(smiles: str) -> None:
+def test_unusual_molecules(smiles):
     data = from_smiles(smiles, options=ReadOptions(conformers=2))
     assert torch.isfinite(data.positions).all()
     if data.num_nodes > 1:
@@ -50,7 +45,7 @@ def test_unusual_molecules(smiles: str) -> None:
 
 
 @pytest.mark.parametrize("smiles", ["[Na+].[Cl-]", "CCO.O", "O.O.O.O"])
-def test_parts_are_apart(smiles: str) -> None:
+def test_parts_are_apart(smiles):
     data = from_smiles(smiles)
     parts = Chem.GetMolFrags(Chem.AddHs(Chem.MolFromSmiles(smiles)))
     distances = torch.cdist(data.positions, data.positions)
@@ -71,7 +66,7 @@ def test_parts_are_apart(smiles: str) -> None:
         ("C" * 1000, r"atoms are too many .* give one"),
     ],
 )
-def test_bad_smiles_say_why_and_rdkit_is_silent(smiles: str, reason: str, capfd: Any) -> None:
+def test_bad_smiles_say_why_and_rdkit_is_silent(smiles, reason, capfd):
     if reason in ("position", "valence") and not hasattr(rdBase, "CaptureErrorLog"):
         # Before 2026 RDKit keeps its reasons to itself.
         reason = "not a valid SMILES"
@@ -91,7 +86,7 @@ def test_bad_smiles_say_why_and_rdkit_is_silent(smiles: str, reason: str, capfd:
         (Chem.RemoveHs(_embedded("CCO")), "6 hydrogen"),
     ],
 )
-def test_incomplete_molecules_are_refused(mol: Chem.Mol, message: str) -> None:
+def test_incomplete_molecules_are_refused(mol, message):
     with pytest.raises(InputError, match=message):
         from_mol(mol, "x")
     if mol.GetNumConformers() == 0 and mol.GetNumAtoms():
@@ -102,13 +97,13 @@ def test_incomplete_molecules_are_refused(mol: Chem.Mol, message: str) -> None:
             from_any_mol(mol, "x")
 
 
-def _write_sdf(path: Path, mols: list[Chem.Mol]) -> None:
+def _write_sdf(path, mols):
     with Chem.SDWriter(str(path)) as writer:
         for mol in mols:
             writer.write(mol)
 
 
-def test_bad_sdf(tmp_path: Path, capfd: Any) -> None:
+def test_bad_sdf(tmp_path, capfd):
     path = tmp_path / "a.sdf"
     mols = [_embedded("CCO"), _embedded("O")]
     mols[1].SetProp("energy", "low")
@@ -130,7 +125,7 @@ def test_bad_sdf(tmp_path: Path, capfd: Any) -> None:
     assert capfd.readouterr().err == ""
 
 
-def test_csv(tmp_path: Path) -> None:
+def test_csv(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('name,SMILES,energy\n"a, b",CCO,-1.5\nwater,O,\n', encoding="utf-8")
     first, second = read_smiles_file(path)
@@ -150,7 +145,7 @@ def test_csv(tmp_path: Path) -> None:
         read_smiles_file(path)
 
 
-def test_a_property_in_another_encoding_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_property_in_another_encoding_is_refused_by_name(tmp_path):
     path = tmp_path / "latin.sdf"
     block = Chem.MolToMolBlock(_embedded("O"))
     path.write_bytes(block.encode() + b"> <who>\nM\xfcller\n\n$$$$\n")
@@ -158,8 +153,8 @@ def test_a_property_in_another_encoding_is_refused_by_name(tmp_path: Path) -> No
         read_sdf(path)
 
 
-def test_rdkit_finds_no_geometry(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+def test_rdkit_finds_no_geometry(monkeypatch):
+    def fail(*_):
         raise RuntimeError(
             "\n\n****\nInvariant Violation\nidx\n\tFailed Expression: 7 < 2\n---\nStacktrace:\n 0# Invar::toString()"
         )
@@ -175,7 +170,7 @@ def test_rdkit_finds_no_geometry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("read", [read_sdf, read_smiles_file])
-def test_a_file_that_is_not_there(read: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there(read, tmp_path):
     with pytest.raises(InputError, match=r"none\.sdf: no such file"):
         read(tmp_path / "none.sdf")
 
@@ -194,7 +189,7 @@ def test_a_file_that_is_not_there(read: Any, tmp_path: Path) -> None:
         ("smiles;Energy;energy\nC;-4;-5\n", "two columns are named 'energy' (and 'Energy': case does not count)"),
     ],
 )
-def test_cells_out_of_place(text: str, message: str, tmp_path: Path) -> None:
+def test_cells_out_of_place(text, message, tmp_path):
     file = tmp_path / "a.csv"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as caught:
@@ -203,14 +198,14 @@ def test_cells_out_of_place(text: str, message: str, tmp_path: Path) -> None:
     assert message in str(caught.value)
 
 
-def test_a_row_shorter_than_its_header_has_empty_cells(tmp_path: Path) -> None:
+def test_a_row_shorter_than_its_header_has_empty_cells(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text("smiles,Energy\nC\nO,-1.5\nN,\n", encoding="utf-8")
     with pytest.warns(InputWarning, match="missing at the end of rows are taken as empty: line 2$"):
         assert [data.get("energy") is None for data in read_smiles_file(file)] == [True, False, True]
 
 
-def test_every_line_of_a_table_is_a_row_or_part_of_one(tmp_path: Path) -> None:
+def test_every_line_of_a_table_is_a_row_or_part_of_one(tmp_path):
     """Whatever ends the lines; blank ones, text of several lines and columns that differ by more than case."""
     file = tmp_path / "a.csv"
     rows = ["# by hand", "", "smiles,e,E,note", "C,1,2,", "  ", 'CC,3,4,"of two, or', 'three lines"', "O,5,6,x"]
@@ -223,13 +218,13 @@ def test_every_line_of_a_table_is_a_row_or_part_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("header", ["", "smiles name\n", "SMILES\tID\n", "# of mine\nsmiles\n"])
-def test_a_list_with_a_header_and_comments(header: str, tmp_path: Path) -> None:
+def test_a_list_with_a_header_and_comments(header, tmp_path):
     (tmp_path / "a.smi").write_text(f"{header}C methane\x85gas\n# CC\nO\n", encoding="utf-8")
     with pytest.warns(InputWarning, match=f"begin with # are passed over: {1 + header.count('#')}$"):
         assert read_smiles_file(tmp_path / "a.smi").n_atoms.tolist() == [5, 3]
 
 
-def test_names_that_rdkit_keeps_for_itself(tmp_path: Path) -> None:
+def test_names_that_rdkit_keeps_for_itself(tmp_path):
     """Text in place of RDKit's own notes: no column in CSV, a molecule that cannot be used in SDF."""
     table, molecules = tmp_path / "a.csv", tmp_path / "a.sdf"
     table.write_text("smiles,__computedProps,energy\nC,x,2.5\n", encoding="utf-8")
@@ -254,7 +249,7 @@ ALANINE = "C[C@H](N)C(=O)O"
         ("CCO.OO", "OO.OCC"),
     ],
 )
-def test_one_molecule_has_one_set_of_conformers(first: str, second: str) -> None:
+def test_one_molecule_has_one_set_of_conformers(first, second):
     """However it is written, whatever its isotopes, and of its mirror image: the same distances."""
     shapes = []
     for smiles in (first, second):
@@ -274,7 +269,7 @@ def test_one_molecule_has_one_set_of_conformers(first: str, second: str) -> None
     np.testing.assert_allclose(shapes[0], shapes[1], rtol=0, atol=1e-9)
 
 
-def test_all_conformers_of_a_molecule_are_kept() -> None:
+def test_all_conformers_of_a_molecule_are_kept():
     mol = Chem.AddHs(Chem.MolFromSmiles("CCCC"))
     rdDistGeom.EmbedMultipleConfs(mol, 3, randomSeed=1)
     data = from_any_mol(mol, "butane")
@@ -284,7 +279,7 @@ def test_all_conformers_of_a_molecule_are_kept() -> None:
     assert "conformers" not in from_smiles("CCCC", options=ReadOptions(conformers=1))
 
 
-def test_a_long_chain_takes_the_short_way() -> None:
+def test_a_long_chain_takes_the_short_way():
     data = from_smiles("C" * 84 + "[C@H](F)Cl")
     assert "one rough geometry" in data.remark
     assert 0.9 < float(torch.pdist(data.positions).min()) < 1.2
@@ -293,7 +288,7 @@ def test_a_long_chain_takes_the_short_way() -> None:
 
 
 @pytest.mark.parametrize("smiles", ["C[NH3+]", "C[O-]", "[CH3]", "[O][O]", "C[N+](C)(C)C.O", "CC[CH2]"])
-def test_ions_and_radicals_are_refused(smiles: str, tmp_path: Path) -> None:
+def test_ions_and_radicals_are_refused(smiles, tmp_path):
     with pytest.raises(InputError, match=r"^x: has .*(charge|unpaired).*--allow-charged"):
         from_smiles(smiles, "x")
     with pytest.raises(InputError, match="--allow-charged"):
@@ -310,7 +305,7 @@ def test_ions_and_radicals_are_refused(smiles: str, tmp_path: Path) -> None:
     assert len(read_sdf(tmp_path / "a.sdf", options=allowed)) == 1
 
 
-def test_states_that_columns_and_properties_state(tmp_path: Path) -> None:
+def test_states_that_columns_and_properties_state(tmp_path):
     table = "smiles,Charge,multiplicity\nC,0,1\nC,,\nC,1,1\nC,0,3\nC,plus,\n"
     (tmp_path / "a.csv").write_text(table, encoding="utf-8")
     found = read_smiles_file(tmp_path / "a.csv", ReadOptions(on_bad="skip")).items
@@ -325,5 +320,5 @@ def test_states_that_columns_and_properties_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("smiles", ["[NH3+]CC(=O)[O-]", "C[N+](=O)[O-]", "[Na+].[Cl-]", "[C-]#[O+]"])
-def test_charges_that_add_up_to_nothing_are_fine(smiles: str) -> None:
+def test_charges_that_add_up_to_nothing_are_fine(smiles):
     assert from_smiles(smiles).num_nodes == Chem.AddHs(Chem.MolFromSmiles(smiles)).GetNumAtoms()

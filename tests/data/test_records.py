@@ -1,10 +1,5 @@
 """OC20-layout records to structures and back."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +13,7 @@ from molflt.errors import InputError
 from molflt.terminal_text import printable
 
 
-def test_fields_follow_the_vocabulary(make_record: Any) -> None:
+def test_fields_follow_the_vocabulary(make_record):
     record = make_record(3)
     data = to_data(record, "file#3")
     tensors = {name: data[name] for name in vocabulary.FIELDS if name in data}
@@ -38,7 +33,7 @@ def test_fields_follow_the_vocabulary(make_record: Any) -> None:
     assert float(data.y_relaxed) == record["y_relaxed"]
 
 
-def test_the_structure_shares_no_memory_with_the_record(make_record: Any) -> None:
+def test_the_structure_shares_no_memory_with_the_record(make_record):
     record = make_record()
     data = to_data(record, "x")
     before = data.positions.clone()
@@ -46,7 +41,7 @@ def test_the_structure_shares_no_memory_with_the_record(make_record: Any) -> Non
     assert torch.equal(data.positions, before)
 
 
-def test_floats_for_integers_and_flat_cells(make_record: Any) -> None:
+def test_floats_for_integers_and_flat_cells(make_record):
     record = make_record()
     as_floats = {
         **record,
@@ -65,7 +60,7 @@ def test_floats_for_integers_and_flat_cells(make_record: Any) -> None:
             assert a[name].dtype == b[name].dtype
 
 
-def test_optional_fields_have_defaults(make_record: Any) -> None:
+def test_optional_fields_have_defaults(make_record):
     record = {key: make_record()[key] for key in ("pos", "atomic_numbers")}
     data = to_data(record, "x")
     assert data.tags.tolist() == [0] * 5
@@ -76,14 +71,14 @@ def test_optional_fields_have_defaults(make_record: Any) -> None:
     assert "y_relaxed" not in data
 
 
-def test_stored_edges_are_ignored_and_texts_kept(make_record: Any) -> None:
+def test_stored_edges_are_ignored_and_texts_kept(make_record):
     extra = {"edge_index": np.zeros((2, 3), dtype=int), "name": "Cu111/CO", "adsorbate": "CO", "metal": "Cu"}
     data = to_data({**make_record(), **extra}, "x")
     assert "edge_index" not in data
     assert (data.name, data.adsorbate, data.metal) == ("Cu111/CO", "CO", "Cu")
 
 
-def test_names_do_not_command_terminals(make_record: Any) -> None:
+def test_names_do_not_command_terminals(make_record):
     data = to_data({**make_record(), "name": "a\x1b[2Jb\nc\ud800\u202ed", "adsorbate": "\x9bx"}, "x")
     assert data.name == r"a\x1b[2Jb\nc\ud800\u202ed"
     assert data.adsorbate == r"\x9bx"
@@ -116,19 +111,19 @@ def test_names_do_not_command_terminals(make_record: Any) -> None:
         ({"sid": 1.5}, "whole numbers"),
     ],
 )
-def test_bad_fields_are_named(make_record: Any, change: dict[str, Any], message: str) -> None:
+def test_bad_fields_are_named(make_record, change, message):
     record = {key: value for key, value in {**make_record(), **change}.items() if value is not None}
     with pytest.raises(InputError, match=message) as refusal:
         to_data(record, "train.lmdb#12")
     assert str(refusal.value).startswith("train.lmdb#12")
 
 
-def test_a_zero_lattice_vector_is_not_periodic_by_default(make_record: Any) -> None:
+def test_a_zero_lattice_vector_is_not_periodic_by_default(make_record):
     cell = np.diag([6.0, 7.0, 0.0])
     assert to_data({**make_record(), "cell": cell}, "x").pbc.tolist() == [[True, True, False]]
 
 
-def test_compact_rounds_lengths_only(make_record: Any) -> None:
+def test_compact_rounds_lengths_only(make_record):
     data = to_data(make_record(1), "x")
     exact, compact = to_record(data), to_record(data, compact=True)
     assert exact["pos"].dtype == np.float64
@@ -143,7 +138,7 @@ def test_compact_rounds_lengths_only(make_record: Any) -> None:
 
 
 @pytest.mark.parametrize("key", ["pos", "tags", "natoms", "force", "y_relaxed", "name"])
-def test_values_that_numpy_or_python_refuse(key: str, make_record: Callable[..., dict[str, Any]]) -> None:
+def test_values_that_numpy_or_python_refuse(key, make_record):
     labels = LabelSpec(target="energy", label="y_relaxed")
     # a list of lists is written out as a name
     for value in ([[1, 2], [3]], 10**5000, [10**5000])[1 if key == "name" else 0 :]:
@@ -152,7 +147,7 @@ def test_values_that_numpy_or_python_refuse(key: str, make_record: Callable[...,
                 to_data({**make_record(), key: value}, "bad.lmdb#1", ReadOptions(labels=spec))
 
 
-def test_conformers_and_what_is_carried_along(make_record: Any) -> None:
+def test_conformers_and_what_is_carried_along(make_record):
     """Also under a label's name, and not mistaken for one of the energies that a record may have."""
     record = make_record(1)
     data = to_data({**record, "charge": 0}, "x")
@@ -207,6 +202,6 @@ ARRAY = '{"arrays": {"a": {"__ndarray__": [%s, %s, %s]}}}'
         ("extra_json", '{"constraints": [{"name": "Hookean", "kwargs": {"a1": 0, "a2": 99, "k": 1}}]}'),
     ],
 )
-def test_damaged_extras_are_refused(key: str, text: Any, make_record: Any) -> None:
+def test_damaged_extras_are_refused(key, text, make_record):
     with pytest.raises(InputError, match=r"^bad\.lmdb#1"):
         to_atoms(to_data({**make_record(), key: text}, "bad.lmdb#1"))

@@ -1,14 +1,9 @@
 """Storages: the same numbers as PyTorch's, whatever their form, and nothing read that is not there."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
 import struct
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,34 +30,34 @@ DTYPES = [
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _without_torch() -> Iterator[None]:
+def _without_torch():
     """``torch.load`` would take the memory that a description asks for before it looks at the data."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "load", None)
         yield
 
 
-def _save(tensor: torch.Tensor, **options: Any) -> bytes:
+def _save(tensor, **options):
     return legacy_save(tensor._typed_storage(), **options)
 
 
 _torch_load = torch.load
 
 
-def _by_torch(raw: bytes) -> np.ndarray:
+def _by_torch(raw):
     storage = _torch_load(io.BytesIO(raw), weights_only=True)
     flat = torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage)
     return (flat.float() if flat.dtype == torch.bfloat16 else flat).numpy()
 
 
-def _read(storage: bytes) -> np.ndarray:
+def _read(storage):
     array = load_record(in_tensor(storage, size=(3,)), "x")["pos"]
     assert isinstance(array, np.ndarray)
     return array
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_same_numbers_as_torch(dtype: torch.dtype) -> None:
+def test_same_numbers_as_torch(dtype):
     numbers = 100 * torch.randn(65_536, generator=torch.Generator().manual_seed(1))
     if dtype.is_floating_point:
         numbers[:6] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e-40, 3.3e38])
@@ -73,7 +68,7 @@ def test_same_numbers_as_torch(dtype: torch.dtype) -> None:
         assert read.tobytes() == expected.tobytes()
 
 
-def _swap(raw: bytes, old: bytes, new: bytes, count: int = -1) -> bytes:
+def _swap(raw, old, new, count=-1):
     assert old in raw
     return raw.replace(old, new, count)
 
@@ -83,7 +78,7 @@ LONG = _save(torch.arange(70_000, dtype=torch.int16))
 N_DATA = 5 * 4
 
 
-def _stored(raw: bytes, n_data: int, n_elements: int) -> bytes:
+def _stored(raw, n_data, n_elements):
     """The same with another number of elements before the data."""
     place = len(raw) - n_data - 8
     return raw[:place] + struct.pack("<q", n_elements) + raw[place + 8 :]
@@ -107,7 +102,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", sorted(LIES))
-def test_numbers_of_elements_that_lie_are_refused(lie: str) -> None:
+def test_numbers_of_elements_that_lie_are_refused(lie):
     with pytest.raises(pickle.UnpicklingError, match="elements"):
         read_storage(LIES[lie])
     with pytest.raises(InputError, match="'pos': not a readable tensor: UnpicklingError: a storage of"):
@@ -137,7 +132,7 @@ NOT_PLAIN_AND_WRONG = {
 
 
 @pytest.mark.parametrize("case", sorted(NOT_PLAIN_AND_WRONG))
-def test_what_is_not_plain_and_wrong_is_refused(case: str) -> None:
+def test_what_is_not_plain_and_wrong_is_refused(case):
     raw = NOT_PLAIN_AND_WRONG[case]
     with pytest.raises(InputError, match="'pos'"):
         _read(raw)
@@ -153,12 +148,12 @@ NOT_PLAIN_BUT_FINE = {
 
 
 @pytest.mark.parametrize("case", sorted(NOT_PLAIN_BUT_FINE))
-def test_other_forms_are_read_as_torch_reads_them(case: str) -> None:
+def test_other_forms_are_read_as_torch_reads_them(case):
     raw = NOT_PLAIN_BUT_FINE[case]
     np.testing.assert_array_equal(read_storage(raw), _by_torch(raw))
 
 
-def test_names_in_further_pickles_do_not_run(tmp_path: Path) -> None:
+def test_names_in_further_pickles_do_not_run(tmp_path):
     flag = tmp_path / "flag"
     payload = pickle.dumps(Call(os.system, (f"touch {flag}",)), protocol=2)
     at = SHORT.index(b"\x80\x02}")
@@ -171,7 +166,7 @@ def test_names_in_further_pickles_do_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("raw", [SHORT, LONG], ids=["short", "long"])
-def test_no_beginning_of_a_storage_is_read(raw: bytes) -> None:
+def test_no_beginning_of_a_storage_is_read(raw):
     for cut in {*range(min(400, len(raw))), len(raw) // 2, len(raw) - 1}:
         with pytest.raises(Exception):  # noqa: B017, PT011 (a damaged pickle raises a dozen kinds of error)
             read_storage(raw[:cut])
@@ -179,7 +174,7 @@ def test_no_beginning_of_a_storage_is_read(raw: bytes) -> None:
 
 @given(st.integers(0, len(SHORT) - 1), st.integers(0, 255))
 @settings(max_examples=400, deadline=None)
-def test_what_is_read_after_a_change_is_what_torch_reads(place: int, byte: int) -> None:
+def test_what_is_read_after_a_change_is_what_torch_reads(place, byte):
     raw = SHORT[:place] + bytes([byte]) + SHORT[place + 1 :]
     try:
         read = read_storage(raw)
@@ -192,6 +187,6 @@ def test_what_is_read_after_a_change_is_what_torch_reads(place: int, byte: int) 
     assert read.tobytes() == expected.tobytes()
 
 
-def test_booleans_are_zero_or_one() -> None:
+def test_booleans_are_zero_or_one():
     raw = _save(torch.tensor([True, False, True]))[:-3] + b"\x02\x00\xff"
     assert _read(raw).view(np.uint8).tolist() == [1, 0, 1]

@@ -1,13 +1,10 @@
 """What the vocabulary's check refuses, each by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch_geometric.data import Data
 
 from molflt import vocabulary
@@ -17,7 +14,7 @@ from molflt.errors import InputError
 Change = Callable[[dict[str, Any]], object]
 
 
-def _water() -> dict[str, Tensor]:
+def _water():
     return {
         "atomic_numbers": torch.tensor([8, 1, 1]),
         "positions": torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64),
@@ -46,7 +43,7 @@ def _water() -> dict[str, Tensor]:
         (lambda f: f["tags"].fill_(-1), "'tags' must lie between 0 and 2"),
     ],
 )
-def test_refused(change: Change, message: str) -> None:
+def test_refused(change, message):
     fields = _water()
     change(fields)
     with pytest.raises(InputError, match=f"^here: .*{message}"):
@@ -60,8 +57,8 @@ def test_refused(change: Change, message: str) -> None:
         (lambda f: f.update(positions=[[0.0, 0.0, 0.0]]), "'positions' is list, expected a tensor"),
     ],
 )
-def test_what_users_hand_over_is_checked(change: Change, message: str) -> None:
-    fields: dict[str, Any] = _water()
+def test_what_users_hand_over_is_checked(change, message):
+    fields = _water()
     change(fields)
     with pytest.raises(InputError, match=f"mine: .*{message}"):
         structures_of(Data(**fields), "mine")

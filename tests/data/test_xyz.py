@@ -1,14 +1,10 @@
 """xyz and extended xyz: frames as ASE reads them where it can, and nothing dropped where it cannot."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import re
 import warnings
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
@@ -44,7 +40,7 @@ InChI=1S/H2O/h1H2\tInChI=1S/H2O/h1H2
 """
 
 
-def frames(text: str) -> list[Atoms]:
+def frames(text):
     found = []
     for frame in xyz_frames(io.StringIO(text), "a.xyz", Notes("a.xyz")):
         if isinstance(frame, InputError):
@@ -53,7 +49,7 @@ def frames(text: str) -> list[Atoms]:
     return found
 
 
-def remarks(text: str, path: Path, **options: Any) -> list[str]:
+def remarks(text, path, **options):
     path.write_text(text, encoding="utf-8")
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -61,7 +57,7 @@ def remarks(text: str, path: Path, **options: Any) -> list[str]:
     return [str(one.message) for one in found if one.category is InputWarning]
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
+def assert_same(ours, theirs):
     """Equal, and of one type."""
     assert type(ours) is type(theirs)
     if isinstance(ours, dict):
@@ -75,18 +71,18 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
-def random_atoms(random: np.random.Generator) -> Atoms:
+def random_atoms(random):
     """With about half of all that extended xyz can hold."""
     n = int(random.integers(1, 9))
     atoms = Atoms(random.choice(["H", "C", "O", "Cl", "Cu"], n), positions=random.normal(size=(n, 3)))
 
-    def maybe() -> bool:
+    def maybe():
         return bool(random.random() < 0.5)
 
     if maybe():
         atoms.set_cell(random.normal(size=(3, 3)) + 5 * np.eye(3))
         atoms.pbc = random.random(3) < 0.5
-    arrays: dict[str, Any] = {
+    arrays = {
         "tags": random.integers(0, 3, n),
         "initial_charges": random.normal(size=n),
         "initial_magmoms": random.normal(size=n),
@@ -97,7 +93,7 @@ def random_atoms(random: np.random.Generator) -> Atoms:
         "Mixed_Case": random.integers(0, 9, (n, 2)),
         "positions_relaxed": random.normal(size=(n, 3)),
     }
-    infos: dict[str, Any] = {
+    infos = {
         "number": -3,
         "real": 1.5e-7,
         "flag": True,
@@ -116,7 +112,7 @@ def random_atoms(random: np.random.Generator) -> Atoms:
         "uid": "0012",
         "REF_energy": -1.25,
     }
-    results: dict[str, Any] = {
+    results = {
         "energy": float(random.normal()),
         "forces": random.normal(size=(n, 3)),
         "stress": random.normal(size=6),
@@ -136,7 +132,7 @@ def random_atoms(random: np.random.Generator) -> Atoms:
     return atoms
 
 
-def test_it_is_what_ase_reads(tmp_path: Path) -> None:
+def test_it_is_what_ase_reads(tmp_path):
     random = np.random.default_rng(0)
     images = [random_atoms(random) for _ in range(300)]
     path = tmp_path / "a.xyz"
@@ -160,7 +156,7 @@ def test_it_is_what_ase_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["xyz", "extxyz"])
-def test_each_comment_decides_for_its_frame(suffix: str, tmp_path: Path) -> None:
+def test_each_comment_decides_for_its_frame(suffix, tmp_path):
     # A mark of the byte order is inside where files were put together.
     for texts in ([WATER, COPPER], [COPPER, WATER], [WATER, "\ufeff", COPPER]):
         path = tmp_path / f"a.{suffix}"
@@ -170,7 +166,7 @@ def test_each_comment_decides_for_its_frame(suffix: str, tmp_path: Path) -> None
         assert ("energy" in read[3], float(read[2].energy)) == (False, -1.0)
 
 
-def test_keys_in_any_case(tmp_path: Path) -> None:
+def test_keys_in_any_case(tmp_path):
     """GPUMD and NEP ignore it, and call forces ``force``, which a user must name."""
     for text in (NEP, NEP.replace("lattice", "LATTICE").replace("energy", "Energy").replace("force", "Forces")):
         (tmp_path / "nep.xyz").write_text(text, encoding="utf-8")
@@ -188,7 +184,7 @@ def test_keys_in_any_case(tmp_path: Path) -> None:
     assert float(data.energy) == -1.0
 
 
-def test_symbols() -> None:
+def test_symbols():
     words = {"H": 1, "D": 1, "t": 1, "X": 0, "17": 17, "CL": 17, "cl": 17, "br": 35, "c": 6, "C1": 6, "H_12": 1}
     assert {word: element(word) for word in words | {"Fe-2": 0, "CL3": 0}} == words | {"Fe-2": 26, "CL3": 17}
     for word in ("CO", "ca", "HG", "CA1", "Q", "OW", "1190", "-1", "x", "C1A", "2H", "Fe2+", ""):
@@ -201,7 +197,7 @@ def test_symbols() -> None:
         frames(WATER + mixed)
 
 
-def test_raw_qm9(tmp_path: Path) -> None:
+def test_raw_qm9(tmp_path):
     text = 2 * QM9 + "".join(QM9.splitlines(True)[:5]) + "\n" + QM9
     (found, *others) = frames(text)
     assert [str(atoms.symbols) for atoms in (found, *others)] == ["OH2"] * 4
@@ -261,14 +257,14 @@ def test_raw_qm9(tmp_path: Path) -> None:
         (WATER + "VEC1 1 0\n", "line 6: expected VEC1 X Y Z"),
     ],
 )
-def test_what_does_not_fit_is_named_with_its_line(text: str, message: str) -> None:
+def test_what_does_not_fit_is_named_with_its_line(text, message):
     with pytest.raises(
         InputError, match=rf"(?s)^a\.xyz#\d+, line .*{message.removeprefix('#0, ')}" if 0 else message
     ):
         frames(text)
 
 
-def test_a_frame_that_cannot_be_read_has_its_place(tmp_path: Path) -> None:
+def test_a_frame_that_cannot_be_read_has_its_place(tmp_path):
     path = tmp_path / "a.xyz"
     wrong = WATER.replace("O ", "Q ")
     path.write_text(WATER + wrong + COPPER + COPPER.replace("3.6 0 0 0", "3.6 0 0"), encoding="utf-8")
@@ -284,8 +280,8 @@ def test_a_frame_that_cannot_be_read_has_its_place(tmp_path: Path) -> None:
             read_ase(path, ReadOptions(on_bad="skip"))
 
 
-def test_nothing_is_swallowed_by_what_is_empty_or_free() -> None:
-    def info(comment: str) -> dict[str, Any]:
+def test_nothing_is_swallowed_by_what_is_empty_or_free():
+    def info(comment):
         (atoms,) = frames(WATER.replace("water", comment))
         return {**atoms.info, **getattr(atoms.calc, "results", {})}
 
@@ -299,7 +295,7 @@ def test_nothing_is_swallowed_by_what_is_empty_or_free() -> None:
     assert info(r"a='it\'s' b={1 2}") == {"a": "it's", "b": pytest.approx([1, 2])}
 
 
-def test_remarks(tmp_path: Path) -> None:
+def test_remarks(tmp_path):
     path = tmp_path / "a.xyz"
     assert remarks(WATER + COPPER, path) == []
     (one,) = remarks(2 * WATER.replace("0.93 0", "0.93 0 0.4"), path)
@@ -319,7 +315,7 @@ def test_remarks(tmp_path: Path) -> None:
     assert remarks(COPPER.replace("energy", "free_energy=1 cell_type=fcc fixed=T force_field=x energy"), path) == []
 
 
-def test_lists_that_are_no_arrays(tmp_path: Path) -> None:
+def test_lists_that_are_no_arrays(tmp_path):
     """Ragged, or such that an array of them would be a million times as large, as every text takes the longest's."""
     for value in ("[[1], [2, 3]]", f'["{"a" * 10_000}"{", 0" * 10_000}]', "[" * 300 + "]" * 300):
         (tmp_path / "a.xyz").write_text(COPPER.replace("energy", f"x='_JSON {value}' energy"), encoding="utf-8")
@@ -329,7 +325,7 @@ def test_lists_that_are_no_arrays(tmp_path: Path) -> None:
         frames(COPPER.replace("energy", f"x='_JSON {'[' * 100_000}' energy"))
 
 
-def test_a_label_of_a_free_comment(tmp_path: Path) -> None:
+def test_a_label_of_a_free_comment(tmp_path):
     """CREST writes nothing but the energy there."""
     (tmp_path / "a.xyz").write_text(WATER.replace("water", "  -5.07054"), encoding="utf-8")
     (data,) = read_ase(tmp_path / "a.xyz", ReadOptions(labels=LabelSpec(label="comment", unit="Hartree")))
@@ -338,7 +334,7 @@ def test_a_label_of_a_free_comment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", ["1000", "100000000", "9" * 30])
 @pytest.mark.parametrize("name", ["a.extxyz", "a.xyz.gz"])
-def test_columns_are_counted_before_memory_is_taken(count: str, name: str, tmp_path: Path) -> None:
+def test_columns_are_counted_before_memory_is_taken(count, name, tmp_path):
     frame = "1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n"
     for before, n_atoms, spec in (
         ("", 1, f"Properties=species:S:1:pos:R:3:x:R:{count}"),
@@ -353,7 +349,7 @@ def test_columns_are_counted_before_memory_is_taken(count: str, name: str, tmp_p
 
 @pytest.mark.parametrize("count", ["20000000", "9" * 30])
 @pytest.mark.parametrize("before", ["", COPPER])
-def test_atoms_are_counted_before_they_are_read(count: str, before: str, tmp_path: Path) -> None:
+def test_atoms_are_counted_before_they_are_read(count, before, tmp_path):
     path = tmp_path / "a.extxyz"
     path.write_text(f"{before}{count}\nProperties=species:S:1:pos:R:3\nH 0 0 0\n", encoding="utf-8")
     with pytest.raises(
@@ -362,12 +358,12 @@ def test_atoms_are_counted_before_they_are_read(count: str, before: str, tmp_pat
         read_ase(path)
 
 
-def test_a_comment_may_be_a_number_and_a_frame_have_vectors() -> None:
+def test_a_comment_may_be_a_number_and_a_frame_have_vectors():
     read = frames("3\n20000000 energy=1.0\nO 0 0 0\nH 0 0 1\nH 0 1 0\nvec1 5 0 0\n\n1\n7\nH 0 0 0\n")
     assert [(len(atoms), atoms.pbc.tolist()) for atoms in read] == [(3, [True, False, False]), (1, [False] * 3)]
 
 
-def test_long_comments_take_no_longer_than_they_are() -> None:
+def test_long_comments_take_no_longer_than_they_are():
     """Patterns that try a text in many ways would not end."""
     for piece in ("a", "a ", '"', '"a" ', "\\", "= ", "a= ", "[", "{a", "a=b ", "cell ", "'a'"):
         comment = piece * (200_000 // len(piece))
@@ -378,8 +374,8 @@ def test_long_comments_take_no_longer_than_they_are() -> None:
 
 @pytest.mark.parametrize("start", ["", "\ufeff", "\n \n"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_standard_input(start: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def piped(text: str) -> Any:
+def test_standard_input(start, end, monkeypatch):
+    def piped(text):
         raw = io.BytesIO((start + text).replace("\n", end).encode())
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(raw, encoding="utf-8"))
         return open_dataset("-")
