@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from molflt.data.oc20.limits import refuse_opcodes
+from molflt.data.oc20.unpickle import load_value
+from molflt.errors import InputError
 
 VALUES = [
     {"pos": np.arange(600.0).reshape(200, 3), "natoms": 200, "name": "Öl", "big": 1 << 100, "none": None},
@@ -18,6 +20,9 @@ VALUES = [
     [[str(k), (k, k * 1000, -k), {k}, frozenset([k])] for k in range(300)],
     bytearray(b"..."),
 ]
+
+
+SMALL = {"a": 1.5, "b": [1, "text", b"raw"], "c": (None, 1 << 70)}
 
 
 def _oracle(raw):
@@ -76,45 +81,31 @@ def test_harm_is_seen_behind_every_opcode(harm):
             assert _ours(raw) == "refused", opcode.name
 
 
-def test_binput_beyond_a_short_pickle_is_refused():
+def test_places_beyond_a_short_pickle_and_what_follows_its_end():
     with pytest.raises(pickle.UnpicklingError, match="memo place 255 in 4 bytes"):
         refuse_opcodes(b"Nq\xff.")
-
-
-def test_what_follows_the_end_is_not_looked_at():
     refuse_opcodes(b"N.\x82\x01")
 
 
 @pytest.mark.parametrize(
     "raw",
-    [
-        b"",
-        b"N",
-        b"\xff.",
-        b"Ino newline.",
-        b"cmodule\nname.",
-        b"\x8c\x05abc",
-        b"T\xff\xff\xff\xff.....",
-        b"\x8b\xfb\xff\xff\xff.....",
-        b"\x8e" + b"\xff" * 8 + b".",
-        b"pxy\n.",
-        b"q",
-        b"r\x00\x00",
-        b"J\x00",
-    ],
-)
+    [b"", b"N", b"\xff.", b"Ino newline.", b"cmodule\nname.", b"\x8c\x05abc", b"T\xff\xff\xff\xff.....",
+     b"\x8b\xfb\xff\xff\xff.....", b"\x8e" + b"\xff" * 8 + b".", b"pxy\n.", b"q", b"r\x00\x00", b"J\x00"]
+    + [code + (1 << 40).to_bytes(8, "little") + b"x." for code in (b"\x8e", b"\x8d", b"\x96")]
+    + [b"\x8b\xff\xff\xff\x7fx.", b"B\xff\xff\xff\xffx."],
+)  # fmt: skip
 def test_damaged_pickles_are_refused(raw):
+    """Also those that announce what is not there, by the reader of records as well."""
     assert _ours(raw) == _oracle(raw) == "damaged"
+    with pytest.raises(InputError, match=r"^bad: "):
+        load_value(b"\x80\x04" + raw, "bad")
 
 
 @given(st.data())
 @settings(max_examples=500, deadline=None)
 def test_nothing_passes_that_the_standard_library_sees_harm_in(data):
     protocol = data.draw(st.integers(0, 5))
-    value = data.draw(
-        st.sampled_from([{"a": 1.5, "b": [1, "text", b"raw"], "c": (None, 1 << 70)}, [1, 2], "x" * 300])
-    )
-    raw = bytearray(pickle.dumps(value, protocol=protocol))
+    raw = bytearray(pickle.dumps(data.draw(st.sampled_from([SMALL, [1, 2], "x" * 300])), protocol=protocol))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(raw) - 1))
         raw[place] = data.draw(st.sampled_from([*b"\x82\x83\x84pqrX\x8c\x8eBUTcI.\n\x95", *range(256)]))

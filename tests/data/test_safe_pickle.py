@@ -1,6 +1,5 @@
 """Records from strangers: what is read comes back as it was, and what is damaged is named."""
 
-import contextlib
 import pickle
 import shutil
 import struct
@@ -13,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from torch_geometric.data import Data
 
 from molflt.data.oc20.unpickle import load_record
 from molflt.data.record import to_data
@@ -23,23 +21,11 @@ from tests.data.pickles import as_tensor
 
 @pytest.mark.parametrize(
     "raw",
-    [
-        b"",
-        b".",
-        b"garbage",
-        b"\x80\x04",
-        b"\x80\x04N",
-        b"Pid\n.",
-        b"\x80\x02K\x01Q.",
-        b"\x80\x04\x8e" + struct.pack("<Q", 1 << 62) + b"a",
-        b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b"N.",
-        pickle.dumps([1, 2]),
-        pickle.dumps(None),
-        pickle.dumps({"pos": {1, 2}}),
-        pickle.dumps({"pos": 1j}),
-    ],
-)
-def test_what_is_no_record_is_an_input_error_with_the_place(raw):
+    [b"", b".", b"garbage", b"\x80\x04", b"\x80\x04N", b"Pid\n.", b"\x80\x02K\x01Q.",
+     b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b"N.",
+     *map(pickle.dumps, ([1, 2], None, {"pos": {1, 2}}, {"pos": 1j}))],
+)  # fmt: skip
+def test_no_record_is_an_input_error_with_the_place(raw):
     with pytest.raises(InputError, match=r"shard\.lmdb#3"):
         load_record(raw, "shard.lmdb#3")
 
@@ -105,18 +91,6 @@ def test_only_the_wanted_fields_are_decoded():
         load_record(raw, "x")
 
 
-@given(st.data())
-@settings(max_examples=300, deadline=None)
-def test_damaged_records_raise_nothing_but_input_errors(data):
-    raw = bytearray(pickle.dumps(Data(pos=torch.ones(2, 3), tags=np.array([1, 2]), natoms=2)))
-    for _ in range(data.draw(st.integers(1, 4))):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(0, len(raw)))
-    for damaged in (bytes(raw), bytes(raw[:cut])):
-        with contextlib.suppress(InputError):
-            assert isinstance(load_record(damaged, "x"), dict)
-
-
 @pytest.mark.parametrize("name", ["pyg1.lmdb", "pyg2.lmdb"])
 def test_real_records_equal_plain_unpickling(oc20, tmp_path, name):
     # a copy: this process may have the file itself open, and LMDB opens none twice
@@ -144,18 +118,10 @@ def test_real_records_equal_plain_unpickling(oc20, tmp_path, name):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "numpy.core.multiarray _reconstruct",
-        "numpy.core.numeric _frombuffer",
-        "numpy dtype",
-        "torch._utils _rebuild_tensor_v2",
-        "torch.storage _load_from_bytes",
-        "torch_geometric.data.data Data",
-    ],
-)
+    ["numpy.core.multiarray\n_reconstruct", "numpy.core.numeric\n_frombuffer", "numpy\ndtype",
+     "torch._utils\n_rebuild_tensor_v2", "torch.storage\n_load_from_bytes", "torch_geometric.data.data\nData"],
+)  # fmt: skip
 def test_an_object_without_its_init(name):
     """NEWOBJ makes an object without a call of ``__init__``."""
-    module, _, kind = name.partition(" ")
-    raw = b"\x80\x02}U\x03posc" + f"{module}\n{kind}\n".encode() + b")\x81s."
     with pytest.raises(InputError, match=r"^f\.lmdb#0: "):
-        load_record(raw, "f.lmdb#0")
+        load_record(b"\x80\x02}U\x03posc" + f"{name}\n".encode() + b")\x81s.", "f.lmdb#0")
