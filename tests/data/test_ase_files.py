@@ -107,7 +107,7 @@ def test_damaged_files_are_one_input_error(tmp_path, name):
 
 
 @pytest.mark.parametrize(("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
-def test_what_unpacks_to_hundreds_of_times_its_size(ending, pack, tmp_path, monkeypatch):
+def test_a_file_that_unpacks_to_hundreds_of_times_its_size(ending, pack, tmp_path, monkeypatch):
     monkeypatch.setattr(compression, "_ALWAYS_ALLOWED", 1 << 20)
     file = tmp_path / f"a.xyz.{ending}"
     file.write_bytes(pack(b"1" * (3 << 20)))

@@ -39,9 +39,9 @@ def test_the_seed_fixes_the_conformer():
 
 @pytest.mark.parametrize(
     "smiles",
-    ["[H][H]", "[Fe]", "OB(O)c1ccccc1", "C12C3C4C1C5C2C3C45", "C" * 40]
-    + ["[NH3+]CC(=O)[O-]", "C[N+](=O)[O-]", "[Na+].[Cl-]", "[C-]#[O+]"],
-)
+    ["[H][H]", "[Fe]", "OB(O)c1ccccc1", "C12C3C4C1C5C2C3C45", "C" * 40,
+     "[NH3+]CC(=O)[O-]", "C[N+](=O)[O-]", "[Na+].[Cl-]", "[C-]#[O+]"],
+)  # fmt: skip
 def test_unusual_molecules(smiles):
     """Also those whose charges add up to nothing."""
     data = from_smiles(smiles, options=ReadOptions(conformers=2))
