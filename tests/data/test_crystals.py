@@ -9,8 +9,6 @@ from ase.build import bulk
 from ase.cell import Cell
 
 from molflt.data.crystals import cif_frames
-from molflt.data.formats import read_ase
-from molflt.data.reading import ReadOptions
 from molflt.data.text import Notes
 from molflt.errors import InputError, InputWarning
 
@@ -41,8 +39,8 @@ def operations(group):
     return "loop_\n_space_group_symop_operation_xyz\n" + "\n".join(f"'{op.triplet()}'" for op in group.operations())
 
 
-def read(text, notes=None):
-    """All crystals; the first error is raised."""
+def crystals(text, notes=None):
+    """All of a text; the first error is raised."""
     found = []
     for frame in cif_frames(io.StringIO(text), "a.cif", notes or Notes("a.cif")):
         if isinstance(frame, InputError):
@@ -52,7 +50,7 @@ def read(text, notes=None):
 
 
 def one(text):
-    (atoms,) = read(text)
+    (atoms,) = crystals(text)
     return atoms
 
 
@@ -150,9 +148,9 @@ def test_a_setting_that_is_left_open():
     carbon, cell = "C1 C 0.125 0.125 0.125\n", (3.567, 3.567, 3.567, 90, 90, 90)
     for item in (named("F d -3 m"), "_space_group_IT_number 227"):
         with pytest.raises(InputError, match=r"setting F d -3 m:1 or F d -3 m:2, and the file does not say which"):
-            read(cif(carbon, item, cell=cell))
+            crystals(cif(carbon, item, cell=cell))
         notes = Notes("a.cif")
-        (atoms,) = read(cif(carbon, item, "_chemical_formula_sum C", "_cell_formula_units_Z 8", cell=cell), notes)
+        (atoms,) = crystals(cif(carbon, item, "_chemical_formula_sum C", "_cell_formula_units_Z 8", cell=cell), notes)
         assert len(atoms) == 8
         with pytest.warns(InputWarning, match="only F d -3 m:2 agrees"):
             notes.give()
@@ -211,7 +209,7 @@ def test_contradictions_are_named(change, message):
     if "apart" in message:
         text = text.replace("_chemical_formula_sum", "_other").replace("_exptl_crystal_density_diffrn", "_another")
     with pytest.raises(InputError, match=rf"a\.cif#0: data_x: .*{message}"):
-        read(text.replace(*change, 1))
+        crystals(text.replace(*change, 1))
 
 
 def test_operations_that_are_no_group():
@@ -221,9 +219,9 @@ def test_operations_that_are_no_group():
         ("'-x,-y,-z'", "are no group"),
     ):
         with pytest.raises(InputError, match=message):
-            read(cif(SALT, "loop_\n_space_group_symop_operation_xyz\n" + listed))
+            crystals(cif(SALT, "loop_\n_space_group_symop_operation_xyz\n" + listed))
     with pytest.raises(InputError, match="magnetic structure"):
-        read(cif(SALT, "_space_group_symop_magn_operation.xyz x,y,z,+1"))
+        crystals(cif(SALT, "_space_group_symop_magn_operation.xyz x,y,z,+1"))
 
 
 @pytest.mark.parametrize("occupancy", ["?", ".", "1", "1.0", "1.00(2)"])
@@ -234,13 +232,13 @@ def test_occupancies_that_are_one(occupancy):
 def test_partial_occupancies_and_alternatives_are_refused():
     for occupancy in ("0.5", "0.98(1)", "0", "2"):
         with pytest.raises(InputError, match=r"site Na1 .*partly occupied"):
-            read(cif(f"Na1 Na 0 0 0 {occupancy}\n", extra="occupancy"))
+            crystals(cif(f"Na1 Na 0 0 0 {occupancy}\n", extra="occupancy"))
     for groups in (("1", "2"), ("-1", ".")):
         sites = f"O1 O 0 0 0 {groups[0]}\nO2 O 0.5 0.5 0.5 {groups[1]}\n"
         with pytest.raises(InputError, match=r"site O. .*one of several alternatives"):
-            read(cif(sites, extra="disorder_group"))
+            crystals(cif(sites, extra="disorder_group"))
     with pytest.raises(InputError, match=r"site Q1 .*dummy atom"):
-        read(cif("Q1 C 0 0 0 dum\n", extra="calc_flag"))
+        crystals(cif("Q1 C 0 0 0 dum\n", extra="calc_flag"))
 
 
 @pytest.mark.parametrize(
@@ -257,25 +255,21 @@ def test_elements(label, symbol, element):
 @pytest.mark.parametrize("label", ["Wat1", "CO1", "Oh", "*1"])
 def test_labels_that_may_be_several_elements(label):
     with pytest.raises(InputError, match="name its element in _atom_site_type_symbol"):
-        read(cif(f"{label} ? 0 0 0\n", named("P 1")))
+        crystals(cif(f"{label} ? 0 0 0\n", named("P 1")))
 
 
-def test_blocks_are_structures_each_for_itself(tmp_path):
+def test_blocks_are_structures_each_for_itself(read, refused):
     """Publication blocks hold none; a bad block has its place; names of blocks may repeat; remarks come once."""
-    path, note = tmp_path / "a.cif", "data_global\n_publ_author_name 'M\u00fcller'\n"
+    note = "data_global\n_publ_author_name 'M\u00fcller'\n"
     good, bad = cif(SALT, named("P 1")), cif("Na1 Na 0 0 0 0.5\n", named("P 1"), extra="occupancy")
-    path.write_text(note + good + bad + cif(SALT), encoding="latin-1")
+    text = (note + good + bad + cif(SALT)).encode("latin-1")
     with pytest.warns(InputWarning, match=r"no symmetry is given: P 1 is taken \(.*a\.cif#2\)"):
-        found = read_ase(path, ReadOptions(on_bad="skip")).items
+        found = read("a.cif", text, on_bad="skip").items
     assert [isinstance(item, InputError) for item in found] == [False, True, False]
-    with pytest.warns(InputWarning), pytest.raises(InputError, match=r"a\.cif#1: data_x: site Na1 "):
-        read_ase(path)
-    path.write_text(note, encoding="utf-8")
-    with pytest.raises(InputError, match="holds no structures"):
-        read_ase(path)
-    path.write_text(good + "loop_\n_x\n_y\n1 2 3\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"a\.cif: line 17: Wrong number of values"):
-        read_ase(path)
+    with pytest.warns(InputWarning):
+        refused("a.cif", text, r"a\.cif#1: data_x: site Na1 ")
+    refused("a.cif", note, "holds no structures")
+    refused("a.cif", good + "loop_\n_x\n_y\n1 2 3\n", r"a\.cif: line 17: Wrong number of values")
 
 
 def test_cartesian_coordinates_and_newer_names():
@@ -285,7 +279,7 @@ def test_cartesian_coordinates_and_newer_names():
     sites = "".join(f"O{k} O {' '.join(map(str, p))}\n" for k, p in enumerate(places.tolist()))
     text = cif(sites, named("P 1"), cell=cell).replace("_fract_", "_Cartn_").replace("_atom_site_", "_atom_site.")
     notes = Notes("a.cif")
-    (atoms,) = read(text.replace("_cell_", "_cell."), notes)
+    (atoms,) = crystals(text.replace("_cell_", "_cell."), notes)
     np.testing.assert_allclose(atoms.get_scaled_positions(), fractions, atol=1e-9)
     with pytest.warns(InputWarning, match="x along a"):
         notes.give()
