@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from ase.build import molecule
+from torch_geometric.data import Data
 
 from molflt import vocabulary
-from molflt.data.ase import to_atoms
+from molflt.data.ase import from_atoms, to_atoms
 from molflt.data.labels import CANDIDATES, STORED, LabelSpec
+from molflt.data.open import structures_of
 from molflt.data.reading import ReadOptions
 from molflt.data.record import to_data, to_record
 from molflt.errors import InputError
@@ -205,3 +208,45 @@ ARRAY = '{"arrays": {"a": {"__ndarray__": [%s, %s, %s]}}}'
 def test_damaged_extras_are_refused(key, text, make_record):
     with pytest.raises(InputError, match=r"^bad\.lmdb#1"):
         to_atoms(to_data({**make_record(), key: text}, "bad.lmdb#1"))
+
+
+def _fields():
+    """The vocabulary's, of a water."""
+    data = from_atoms(molecule("H2O"), "x")
+    return {name: data[name] for name in vocabulary.FIELDS if name in data}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: f.pop("positions"), "field 'positions' is missing"),
+        (lambda f: f.pop("atomic_numbers"), "field 'atomic_numbers' is missing"),
+        (lambda f: f.update(atomic_numbers=torch.zeros(0, dtype=torch.int64)), "the structure has no atoms"),
+        (lambda f: f.update(colour=torch.zeros(3)), "unknown field 'colour'; known: "),
+        (lambda f: f.update(positions=f["positions"][:2]), r"'positions' has shape \(2, 3\), expected \(3, 3\)"),
+        (lambda f: f.update(positions=f["positions"].float()), "'positions' has dtype torch.float32"),
+        (lambda f: f["positions"].fill_(float("nan")), "'positions' holds NaN or infinity"),
+        (lambda f: f["cell"].fill_(float("inf")), "'cell' holds NaN or infinity"),
+        (lambda f: f["atomic_numbers"].fill_(0), "found 0: a ghost or dummy atom"),
+        (lambda f: f["atomic_numbers"].fill_(119), "must lie between 1 and 118, found 119 to 119"),
+        (lambda f: f["atomic_numbers"].fill_(-1), "must lie between 1 and 118"),
+        (lambda f: f["tags"].fill_(3), "'tags' must lie between 0 and 2, found 3 to 3"),
+        (lambda f: f["tags"].fill_(-1), "'tags' must lie between 0 and 2"),
+    ],
+)
+def test_fields_against_the_vocabulary(change, message):
+    fields = _fields()
+    change(fields)
+    with pytest.raises(InputError, match=f"^here: .*{message}"):
+        vocabulary.check(fields, "here")
+
+
+def test_structures_of_users_are_checked():
+    fields = _fields()
+    for change, message in (
+        ({"positions": [[0.0, 0.0, 0.0]]}, "'positions' is list, expected a tensor"),
+        ({"atomic_numbers": None}, "field 'atomic_numbers' is missing"),
+    ):
+        changed = {key: value for key, value in (fields | change).items() if value is not None}
+        with pytest.raises(InputError, match=f"mine: .*{message}"):
+            structures_of(Data(**changed), "mine")
