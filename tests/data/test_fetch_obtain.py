@@ -39,26 +39,18 @@ def names(folder):
 def test_all_of_it(archive, server, tmp_path):
     folder = tmp_path / "new" / "oc20"
     server.replies = [lambda handler: handler.honest(3000)]
-    splits, said = run(make_plan(archive, folder))
+    plan, later = (make_plan(archive, folder) for _ in range(2))
+    splits, said = run(plan)
     assert names(folder) == ["is2res"]
     assert said[0].startswith("downloaded ")
     assert said[1:] == ["checksum is right", f"unpacked in {folder / 'is2res'}"]
-    assert list(splits.train) == ["10k", "all"]
-    assert list(splits.val) == ["id", "ood_ads"]
-    assert list(splits.test) == ["id"]
+    assert (list(splits.train), list(splits.val), list(splits.test)) == (["10k", "all"], ["id", "ood_ads"], ["id"])
     assert splits.val["id"] == folder / "is2res" / "data" / "is2re" / "all" / "val_id" / "data.lmdb"
-    # a second time, nothing is asked of the server
+    # A second time, nothing is asked of the server, also by a fetch that made its plan while the first was at work.
     asked = len(server.requests)
     assert present_splits(make_plan(archive, folder)) == splits
+    assert run(later) == (splits, [])
     assert len(server.requests) == asked
-
-
-def test_another_fetch_that_ends_in_between_has_done_it(archive, server, tmp_path):
-    """The second made its plan while the first was at work, and begins when the first has ended."""
-    plan = make_plan(archive, tmp_path)
-    splits, _ = run(make_plan(archive, tmp_path))
-    assert run(plan) == (splits, [])
-    assert len(server.requests) == 1
 
 
 def test_the_archive_is_kept_when_asked_for(archive, server, tmp_path):
@@ -136,9 +128,7 @@ def test_an_archive_without_a_split(server, tmp_path):
 
 
 def test_an_incomplete_folder_is_not_taken_for_the_data(archive, tmp_path):
-    file = tmp_path / "is2res" / "data" / "is2re" / "10k" / "train" / "data.lmdb"
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"x")
+    make_files(tmp_path / "is2res", ["10k/train"])
     with pytest.raises(InputError, match=r"no data for all/train, all/val_id, all/val_ood_ads, all/test_id; "):
         present_splits(make_plan(archive, tmp_path))
 

@@ -1,4 +1,4 @@
-"""What stands for the objects of a record's pickle believes nothing it is told."""
+"""The objects that stand for those of a record's pickle believe nothing they are told."""
 
 import pickle
 
@@ -80,13 +80,10 @@ def test_refused(make, message):
         make()
 
 
-def test_what_is_plain_is_read():
+def test_plain_values_are_read():
     assert Latin1("é", "latin1") == b"\xe9"
     assert InertMapping([("a", 1)]) == {"a": 1}
     assert natural((1 << 62) - 1, "it") == (1 << 62) - 1
     assert sizes_of([1] * 8, "it") == (1,) * 8
-
-
-def test_a_boolean_is_zero_or_one():
-    read = _array(1, (3,), InertDtype("?"), False, b"\x00\x01\x07")
-    assert read.view(np.uint8).tolist() == [0, 1, 1]
+    # a boolean is zero or one
+    assert _array(1, (3,), InertDtype("?"), False, b"\x00\x01\x07").view(np.uint8).tolist() == [0, 1, 1]
