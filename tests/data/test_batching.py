@@ -102,14 +102,7 @@ def test_buckets_use_the_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "options"),
-    [
-        ([], {}),
-        ([3, 0], {}),
-        ([3], {"max_atoms": 0}),
-        ([3], {"rank": 1}),
-        ([3], {"n_ranks": 0}),
-    ],
+    ("sizes", "options"), [([], {}), ([3, 0], {}), ([3], {"max_atoms": 0}), ([3], {"rank": 1}), ([3], {"n_ranks": 0})]
 )
 def test_impossible_batches_are_refused(sizes: list[int], options: dict[str, Any]) -> None:
     with pytest.raises(InputError):

@@ -85,11 +85,7 @@ def vasprun(frames: Sequence[Atoms], electrons: Sequence[int] = (), end: bool = 
 
 
 def outcar(
-    frames: Sequence[Atoms],
-    converged: Sequence[bool] = (),
-    end: bool = True,
-    reached: bool = True,
-    **settings: Any,
+    frames: Sequence[Atoms], converged: Sequence[bool] = (), end: bool = True, reached: bool = True, **settings: Any
 ) -> str:
     """An OUTCAR of the same; ``converged`` says of which steps the electrons are."""
     settings = SETTINGS | settings
