@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,12 +25,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "extending.md"
 
 
-def blocks(language):
+def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
 
 
 @pytest.fixture(scope="module")
-def page():
+def page() -> dict[str, Any]:
     """What the page's Python leaves behind, run from top to bottom in one namespace."""
     torch.manual_seed(0)
     module = ModuleType("extending")
@@ -40,12 +41,12 @@ def page():
     return module.__dict__
 
 
-def test_the_attention_is_short():
+def test_the_attention_is_short() -> None:
     assert "class GatedAttention" in blocks("python")[0]
     assert len(blocks("python")[0].splitlines()) <= 75
 
 
-def test_the_attention_is_invariant(page):
+def test_the_attention_is_invariant(page: dict[str, Any]) -> None:
     """With an output that is not close to zero, and no property skipped but those the page names."""
     with torch.no_grad():
         page["model"].energy_head.factor.fill_(1.0)
@@ -56,7 +57,7 @@ def test_the_attention_is_invariant(page):
     assert not [result for result in results if result.verdict == "fail"]
 
 
-def test_the_attention_learns(page):
+def test_the_attention_learns(page: dict[str, Any]) -> None:
     """Every parameter of a layer has a gradient."""
     model = page["with_gated_attention"](page["config"])
     with torch.no_grad():
@@ -69,7 +70,7 @@ def test_the_attention_learns(page):
         assert float(parameter.grad.abs().max()) > 0, name
 
 
-def test_the_kernel(page):
+def test_the_kernel(page: dict[str, Any]) -> None:
     """Against the definition, written out over all pairs."""
     q, k, v = (torch.randn(2, 3, 7, 5, dtype=torch.float64) for _ in range(3))
     found = kernelised_attention(page["SoftplusKernel"](5), q, k, v, None)
@@ -78,7 +79,7 @@ def test_the_kernel(page):
     torch.testing.assert_close(found, expected)
 
 
-def test_the_data_source(page, tmp_path):
+def test_the_data_source(page: dict[str, Any], tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     stored = random.normal(size=(4, 1))
     np.savez(tmp_path / "water.npz", R=random.normal(size=(4, 3, 3)) * 2, z=np.array([8, 1, 1]), E=stored)
@@ -92,7 +93,7 @@ def test_the_data_source(page, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_change_makes_it_a_name(tmp_path):
+def test_the_change_makes_it_a_name(tmp_path: Path) -> None:
     """Applied to a copy of the package: the name is known, and a model file with it can be written and read."""
     assert "gated" not in MECHANISMS
     shutil.copytree(REPOSITORY / "molflt", tmp_path / "molflt", ignore=shutil.ignore_patterns("__pycache__"))
@@ -128,7 +129,7 @@ print(type(load_model("gated.safetensors").model.encoder.layers[0].attention).__
 """
 
 
-def apply(change, root):
+def apply(change: str, root: Path) -> None:
     """A diff whose line numbers are only hints: what each hunk removes or keeps must occur once in its file."""
     path, text = None, ""
     for part in re.split(r"^(?=--- a/|@@)", change, flags=re.M):
