@@ -20,7 +20,7 @@ from molflt.errors import InputError
 
 @pytest.fixture(scope="session")
 def real_data() -> Callable[[str], Path]:
-    """Where a file or folder of real data lies: ``real_data(name)``; without it the test is skipped."""
+    """Find a file or folder of real data: ``real_data(name)``; without it the test is skipped."""
 
     def find(name: str) -> Path:
         path = Path(os.environ.get("MOLFLT_DATA") or "nowhere", name)

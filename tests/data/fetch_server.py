@@ -64,7 +64,7 @@ def archive_of(content: bytes, url: str, **changes: Any) -> Archive:
 
 @dataclass
 class Server:
-    """What the server does; ``replies`` are used up one by one, then it is honest."""
+    """State of the server; ``replies`` are used up one by one, then it is honest."""
 
     content: bytes
     address: str = ""

@@ -205,7 +205,7 @@ def test_lines_of_poscar(parts, message, refused):
     refused("POSCAR", _poscar(**parts), rf"POSCAR: {message}")
 
 
-def test_what_poscar_may_have(frames):
+def test_rarer_parts_of_poscar(frames):
     def read(**parts):
         (atoms,) = frames("POSCAR", _poscar(**parts))
         return atoms

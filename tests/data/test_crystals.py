@@ -169,7 +169,7 @@ IN_FULL = [
 ROCK = (5.64, 5.64, 5.64, 90, 90, 90)
 
 
-def test_what_is_declared_agrees():
+def test_declared_contents_agree():
     assert len(one(cif(SALT, *IN_FULL, cell=ROCK))) == 8
     multiplicities = "Na1 Na 0 0 0 4\nCl1 Cl 0.5 0.5 0.5 4\n"
     assert len(one(cif(multiplicities, *IN_FULL, cell=ROCK, extra="symmetry_multiplicity"))) == 8

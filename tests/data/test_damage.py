@@ -21,7 +21,7 @@ def test_nor_in_twenty_thousand_files():
 
 
 @pytest.mark.parametrize("spoilt", ["lost", "moved", "unlabelled"])
-def test_what_is_lost_is_found(spoilt, monkeypatch):
+def test_losses_are_found(spoilt, monkeypatch):
     """A reader that takes most of a damaged file is found out; of the undamaged file it takes everything."""
     read = damage.open_dataset
 

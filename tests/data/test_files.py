@@ -92,7 +92,7 @@ def test_a_claim_keeps_others_out_and_leaves_nothing(tmp_path):
     assert list((tmp_path / "new").glob("*")) == []
 
 
-def test_what_is_claimed(tmp_path):
+def test_each_file_and_part_has_its_claim(tmp_path):
     path = tmp_path / "a.csv"
     (tmp_path / ".a.csv.lock").write_text("of a killed process", encoding="utf-8")
     with sole_writer(path):

@@ -1,4 +1,4 @@
-"""What was given is what is computed: formulas and SMILES are told apart, and named."""
+"""Formulas and SMILES are told apart and named, so that the molecule that was meant is computed."""
 
 from contextlib import suppress
 
@@ -48,7 +48,7 @@ def test_formulas_get_both_readings(text, message):
 
 
 @pytest.mark.parametrize("text", ["CCO", "OC", "CF", "CCl", "NCCN", "OO", "FF", "O", "C", "smiles:CO", "molecule:CO"])
-def test_what_is_meant_is_taken(text):
+def test_the_molecule_that_is_meant_is_taken(text):
     data = resolve_inputs([text], options=ReadOptions(conformers=1))[0]
     assert data.num_nodes == {"smiles:CO": 6, "molecule:CO": 2}.get(text, data.num_nodes)
     assert data.name == text.removeprefix("smiles:")

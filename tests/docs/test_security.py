@@ -17,7 +17,7 @@ def rows(text):
 
 
 def missing(names):
-    """Those that are no function of their file."""
+    """Names that are no function of their file."""
     pieces = [name.partition("::") for name in names]
     return [
         f"{file}::{name}"

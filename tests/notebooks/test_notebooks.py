@@ -20,7 +20,7 @@ def read(path):
 
 
 def kinds(notebook):
-    """What each code cell leaves: kinds of its outputs, with those of pictures. Standard error is no output."""
+    """Kinds of the outputs of each code cell, with those of pictures; standard error is no output."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [
         [

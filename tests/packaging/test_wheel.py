@@ -63,7 +63,7 @@ def python(distributions, tmp_path_factory):
     return interpreter
 
 
-def test_what_the_distributions_hold(distributions):
+def test_contents_of_the_distributions(distributions):
     sdist, wheel = distributions
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
