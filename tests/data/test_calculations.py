@@ -152,7 +152,7 @@ REASONS = [
     ("CONTCAR is empty", "OUTCAR", {}),
     ("ends before the first step is complete", "vasprun.xml", {}),
 ]
-"""Reasons why a run is no label. The first energy is that of the initial structure, the last that of the relaxed one."""
+"""Reasons why a run is no label; its first energy is of the initial structure, its last of the relaxed one."""
 
 
 def test_runs_that_are_cut_or_not_converged_are_no_labels(tmp_path):

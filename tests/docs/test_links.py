@@ -30,7 +30,7 @@ def text_of(page):
 
 
 def anchors(page):
-    """Texts that can stand behind # in a link to a page, by the rule that GitHub and the site share for plain headings."""
+    """Names behind # in links to a page, by the rule that GitHub and the site share for plain headings."""
     headings = re.findall(r"^#+ (.+?)\s*$", text_of(page), re.M)
     plain = (re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", heading).replace("`", "").lower() for heading in headings)
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip()) for heading in plain}
