@@ -153,34 +153,23 @@ def laden(seed):
         held_by.FixCartesian([5], (False,) * 3),
     ]
     jacobian = np.eye(6)[:, : int(random.integers(1, 7))]
+    parameters = [f"p{k}" for k in range(jacobian.shape[1])]
     atoms.set_constraint(
         [
-            *held,
-            held_by.FixCartesian([1, 5], (True, True, False)),
-            held_by.FixScaled([6], (False, True, False)),
-            held_by.FixedPlane([7], random.normal(size=3)),
-            held_by.FixedLine([8], random.normal(size=3)),
-            held_by.FixedMode(random.normal(size=(n, 3))),
-            held_by.FixCom(),
-            held_by.FixSubsetCom([2, 3]),
-            held_by.FixBondLength(0, 1),
-            held_by.FixBondLengths([[2, 3], [3, 4]], tolerance=1e-5),
+            *held, held_by.FixCartesian([1, 5], (True, True, False)), held_by.FixScaled([6], (False, True, False)),
+            held_by.FixedPlane([7], random.normal(size=3)), held_by.FixedLine([8], random.normal(size=3)),
+            held_by.FixedMode(random.normal(size=(n, 3))), held_by.FixCom(), held_by.FixSubsetCom([2, 3]),
+            held_by.FixBondLength(0, 1), held_by.FixBondLengths([[2, 3], [3, 4]], tolerance=1e-5),
             held_by.FixLinearTriatomic([[0, 1, 2]]),
             held_by.FixInternals([[2.5, [0, 1]]], angles_deg=[[90.0, [0, 1, 2]]], bondcombos=[[0.0, [[0, 1, 1.0]]]]),
             *([held_by.FixSymmetry(atoms, symprec=0.02)] if find_spec("spglib") else []),
-            *(
-                held_by.Hookean(0, end, 5.0, rt)
-                for end, rt in ((1, 2.0), ((0.0, 1.0, 2.0), 1.5), ((0, 0, 1, -7), None))
-            ),
-            held_by.ExternalForce(0, 1, 0.5),
-            held_by.MirrorForce(0, 1, fmax=0.2),
-            held_by.MirrorTorque(0, 1, 2, 3),
+            held_by.Hookean(0, 1, 5.0, 2.0), held_by.Hookean(0, (0.0, 1.0, 2.0), 5.0, 1.5),
+            held_by.Hookean(0, (0, 0, 1, -7), 5.0),
+            held_by.ExternalForce(0, 1, 0.5), held_by.MirrorForce(0, 1, fmax=0.2), held_by.MirrorTorque(0, 1, 2, 3),
             held_by.FixCartesianParametricRelations([0, 1], jacobian, np.zeros(6)),
-            held_by.FixScaledParametricRelations(
-                [2, 3], jacobian, np.zeros(6), [f"p{k}" for k in range(jacobian.shape[1])]
-            ),
+            held_by.FixScaledParametricRelations([2, 3], jacobian, np.zeros(6), parameters),
         ]
-    )
+    )  # fmt: skip
     atoms.set_tags(random.permutation([0, 1, 2] * 4))
     atoms.set_initial_charges(random.permutation([0.25, -0.25] * 6))
     atoms.set_initial_magnetic_moments(random.normal(size=n))
@@ -283,23 +272,8 @@ def test_texts_come_back_from_extxyz(tmp_path):
     """Also those for which ASE writes another one, or one that it cannot read."""
     atoms = molecule("H2O")
     kept = [
-        "C\\C",
-        "a\nb",
-        "F",
-        "T F",
-        "1,2",
-        "1_0",
-        "nan",
-        "_JSON 5",
-        "'",
-        '"',
-        "{",
-        "a=b",
-        "eA==",
-        " x",
-        "a\tb",
-        "ü",
-    ]
+        "C\\C", "a\nb", "F", "T F", "1,2", "1_0", "nan", "_JSON 5", "'", '"', "{", "a=b", "eA==", " x", "a\tb", "ü",
+    ]  # fmt: skip
     atoms.info = {f"key {k}": text for k, text in enumerate(kept)} | {"q'": 1, "virial": np.eye(3), "one": np.ones(1)}
     for text in [(text, left) for text in kept for left in kept]:
         atoms.info[f"both{len(atoms.info)}"] = "".join(text)

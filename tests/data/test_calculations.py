@@ -309,15 +309,10 @@ def _aselmdb(path, rows):
 
 def _row(atoms, **more):
     return {
-        "numbers": atoms.numbers.tolist(),
-        "positions": atoms.positions.tolist(),
-        "cell": np.asarray(atoms.cell).tolist(),
-        "pbc": atoms.pbc.tolist(),
-        "tags": TAGS,
-        "constraints": [{"name": "FixAtoms", "kwargs": {"indices": [0, 1, 2, 3]}}],
-        "unique_id": "0",
-        **more,
-    }
+        "numbers": atoms.numbers.tolist(), "positions": atoms.positions.tolist(),
+        "cell": np.asarray(atoms.cell).tolist(), "pbc": atoms.pbc.tolist(), "tags": TAGS,
+        "constraints": [{"name": "FixAtoms", "kwargs": {"indices": [0, 1, 2, 3]}}], "unique_id": "0", **more,
+    }  # fmt: skip
 
 
 def test_aselmdb(tmp_path):

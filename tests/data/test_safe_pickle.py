@@ -56,17 +56,12 @@ def test_numpy_arrays_come_back(array, protocol, fortran):
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.arange(12.0).reshape(3, 4),
-        torch.arange(12).reshape(3, 4).T,
-        torch.arange(12.0, dtype=torch.float64)[3:9:2],
-        torch.tensor([True, False]),
-        torch.tensor(3, dtype=torch.int32),
-        torch.zeros(0, 3),
-        torch.ones(1).expand(5),
-        torch.ones(2, requires_grad=True),
-        torch.tensor([1.5, 2.5], dtype=torch.bfloat16),
+        torch.arange(12.0).reshape(3, 4), torch.arange(12).reshape(3, 4).T,
+        torch.arange(12.0, dtype=torch.float64)[3:9:2], torch.tensor([True, False]),
+        torch.tensor(3, dtype=torch.int32), torch.zeros(0, 3), torch.ones(1).expand(5),
+        torch.ones(2, requires_grad=True), torch.tensor([1.5, 2.5], dtype=torch.bfloat16),
     ],
-)
+)  # fmt: skip
 def test_tensors_come_back(tensor):
     expected = (tensor.detach().float() if tensor.dtype == torch.bfloat16 else tensor.detach()).numpy()
     for protocol in (2, 3, 4, 5):

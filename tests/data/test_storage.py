@@ -17,17 +17,9 @@ from molflt.errors import InputError
 from tests.data.pickles import Call, in_tensor, legacy_save
 
 DTYPES = [
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-]
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -85,44 +85,24 @@ def random_atoms(random):
         atoms.set_cell(random.normal(size=(3, 3)) + 5 * np.eye(3))
         atoms.pbc = random.random(3) < 0.5
     arrays = {
-        "tags": random.integers(0, 3, n),
-        "initial_charges": random.normal(size=n),
-        "initial_magmoms": random.normal(size=n),
-        "momenta": random.normal(size=(n, 3)),
-        "flag": random.random(n) < 0.5,
-        "two_flags": random.random((n, 2)) < 0.5,
-        "residue": np.array([f"R{k}" for k in range(n)]),
-        "Mixed_Case": random.integers(0, 9, (n, 2)),
+        "tags": random.integers(0, 3, n), "initial_charges": random.normal(size=n),
+        "initial_magmoms": random.normal(size=n), "momenta": random.normal(size=(n, 3)),
+        "flag": random.random(n) < 0.5, "two_flags": random.random((n, 2)) < 0.5,
+        "residue": np.array([f"R{k}" for k in range(n)]), "Mixed_Case": random.integers(0, 9, (n, 2)),
         "positions_relaxed": random.normal(size=(n, 3)),
-    }
+    }  # fmt: skip
     infos = {
-        "number": -3,
-        "real": 1.5e-7,
-        "flag": True,
-        "flags": np.array([True, False]),
-        "text": "two words = \"three\" 'four' [five] {six}",
-        "word": "C=C",
-        "no_value": None,
-        "key with spaces": 1,
-        "vector": random.normal(size=4),
-        "matrix": random.normal(size=(2, 3)),
-        "tree": {"a": [1, "b"], "c": None},
-        "list": [1, 2, 3],
-        "names": ["a", "b"],
-        "virial": random.normal(size=(3, 3)),
-        "sid": 12,
-        "uid": "0012",
+        "number": -3, "real": 1.5e-7, "flag": True, "flags": np.array([True, False]),
+        "text": "two words = \"three\" 'four' [five] {six}", "word": "C=C", "no_value": None, "key with spaces": 1,
+        "vector": random.normal(size=4), "matrix": random.normal(size=(2, 3)), "tree": {"a": [1, "b"], "c": None},
+        "list": [1, 2, 3], "names": ["a", "b"], "virial": random.normal(size=(3, 3)), "sid": 12, "uid": "0012",
         "REF_energy": -1.25,
-    }
+    }  # fmt: skip
     results = {
-        "energy": float(random.normal()),
-        "forces": random.normal(size=(n, 3)),
-        "stress": random.normal(size=6),
-        "charges": random.normal(size=n),
-        "magmoms": random.normal(size=n),
-        "dipole": random.normal(size=3),
+        "energy": float(random.normal()), "forces": random.normal(size=(n, 3)), "stress": random.normal(size=6),
+        "charges": random.normal(size=n), "magmoms": random.normal(size=n), "dipole": random.normal(size=3),
         "free_energy": -2.0,
-    }
+    }  # fmt: skip
     for name, array in arrays.items():
         if maybe():
             atoms.set_array(name, array)
