@@ -38,20 +38,6 @@ def slab():
     return atoms
 
 
-def test_a_slab_under_the_vocabulary():
-    atoms = slab()
-    atoms.set_constraint(FixAtoms(mask=atoms.get_tags() == 0))
-    atoms.calc = SinglePointCalculator(atoms, energy=-3.5)
-    atoms.info.update(y_relaxed=-0.25, sid=7, adsorbate="O")
-    data = from_atoms(atoms, "slab")
-    np.testing.assert_array_equal(data.positions.numpy(), atoms.positions)
-    assert data.pbc.tolist() == [[True, True, False]]
-    assert data.tags.tolist() == atoms.get_tags().tolist()
-    assert data.fixed.tolist() == [True] * 8 + [False] * 5
-    assert (float(data.energy), float(data.y_relaxed), int(data.sid)) == (-3.5, -0.25, 7)
-    assert (data.name, data.adsorbate, data.num_nodes) == ("slab", "O", 13)
-
-
 def test_nothing_is_computed():
     atoms = bulk("Cu")
     atoms.calc = EMT()

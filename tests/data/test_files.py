@@ -10,7 +10,7 @@ import pytest
 
 from molflt import files
 from molflt.errors import InputError
-from molflt.files import alone, atomic_file, is_leftover, lock, remove_leftovers, sole_writer
+from molflt.files import alone, atomic_file, is_leftover, remove_leftovers, sole_writer
 
 HOLD = """
 import sys
@@ -43,17 +43,6 @@ def test_a_process_that_is_killed_leaves_its_lock_and_the_old_file(tmp_path):
         remove_leftovers(tmp_path, ["?.txt"])
     # and no lock file
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_the_file_itself_is_locked_and_stays_as_it_is(tmp_path):
-    path = tmp_path / "shard"
-    path.write_bytes(b"content")
-    with open(path, "r+b") as first, open(path, "r+b") as second:
-        assert lock(first.fileno())
-        assert not lock(second.fileno())
-    with open(path, "r+b") as third:
-        assert lock(third.fileno())
-    assert path.read_bytes() == b"content"
 
 
 def test_without_locks_there_is_nothing_to_wait_for(tmp_path, monkeypatch):

@@ -292,13 +292,6 @@ def test_lists_that_are_no_arrays(read, refused):
     refused("a.xyz", COPPER.replace("energy", f"x='_JSON {'[' * 100_000}' energy"), "line 2: the value of 'x' is")
 
 
-def test_a_label_of_a_free_comment(read):
-    """CREST writes nothing but the energy there."""
-    labels = LabelSpec(label="comment", unit="Hartree")
-    (data,) = read("a.xyz", WATER.replace("water", "  -5.07054"), labels=labels)
-    assert float(data.energy) == pytest.approx(-5.07054 * Hartree)
-
-
 @pytest.mark.parametrize("count", ["1000", "100000000", "9" * 30])
 @pytest.mark.parametrize("name", ["a.extxyz", "a.xyz.gz"])
 def test_columns_are_counted_before_memory_is_taken(count, name, refused):
