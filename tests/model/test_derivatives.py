@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from molflt.model.derivatives import derivatives
-from molflt.model.energy_model import EnergyModel
 from tests.attention.structures import STRUCTURES, batch_of
 from tests.model.models import check_forces, check_hessian_vector_product, check_stress
 from tests.model.models import make_model as make
@@ -27,7 +26,7 @@ METHODS = {
 CASES = [(m, n) for m in METHODS for n in ("molecule", "triclinic")] + [("exact", "slab"), ("mesh", "slab")]
 
 
-def make_model(method: str) -> EnergyModel:
+def make_model(method):
     """The mesh keeps its grid, as it does in the calculator: where the grid lies is chosen, not differentiated."""
     model = make(METHODS[method], cutoff=4.0, pair_types=False)
     if method == "mesh":
