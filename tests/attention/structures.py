@@ -77,14 +77,7 @@ def batch_of(atoms, cutoff=6.0, all_pairs=False):
     return StructureCollater(cutoff, all_pairs)([points_of(a, f"structure {i}") for i, a in enumerate(atoms)])
 
 
-def geometry_of(
-    atoms,
-    cutoff=6.0,
-    dtype=torch.float64,
-    all_pairs=False,
-    n_max=None,
-    plan=None,
-):
+def geometry_of(atoms, cutoff=6.0, dtype=torch.float64, all_pairs=False, n_max=None, plan=None):
     b = batch_of(atoms, cutoff, all_pairs)
     return geometry_of_batch(b, (Plan(cutoff) if plan is None else plan)(b, n_max), dtype)
 

@@ -9,14 +9,7 @@ from safetensors.torch import save_file
 
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import (
-    METADATA_KEY,
-    LoadedModel,
-    ModelMetadata,
-    TrainingData,
-    load_model,
-    save_model,
-)
+from molflt.model.model_file import METADATA_KEY, LoadedModel, ModelMetadata, TrainingData, load_model, save_model
 from molflt.prediction.predict import predict
 
 

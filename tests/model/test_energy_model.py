@@ -8,13 +8,7 @@ from ase.build import add_adsorbate, fcc111
 from molflt.attention.smooth import envelope
 from molflt.model.standardiser import Statistics
 from tests.attention.structures import STRUCTURES, random_rotation, rotated
-from tests.model.models import (
-    all_structures,
-    batch_for,
-    energies,
-    excess,
-    make_model,
-)
+from tests.model.models import all_structures, batch_for, energies, excess, make_model
 
 SEPARABLE = {
     "exact": ({"frequencies": "exact"}, 1e-12),

@@ -19,10 +19,7 @@ Rb Sr Y  Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I  Xe
 Cs Ba *  Hf Ta W  Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn
 Fr Ra *  Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts Og
 """
-F_BLOCK = {
-    6: "La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu",
-    7: "Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr",
-}
+F_BLOCK = {6: "La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu", 7: "Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr"}
 
 
 def _expected():

@@ -17,13 +17,7 @@ def small_rpe():
     return GaussianRPE(4, 1.5, 4.0, spectrum="both").double()
 
 
-def geometry_for(
-    atoms,
-    rpe,
-    frequencies,
-    tolerance=1e-4,
-    dtype=torch.float64,
-):
+def geometry_for(atoms, rpe, frequencies, tolerance=1e-4, dtype=torch.float64):
     """Structures laid out for one way of summing the far field."""
     with torch.no_grad():
         plan = ExactMethod(frequencies, tolerance).plan(rpe(), dense=False)

@@ -9,13 +9,7 @@ from molflt.attention.far import mesh_operator
 from molflt.attention.far.field import ExactMethod
 from molflt.attention.far.images import Structure, padded_cell
 from molflt.attention.far.members import GaussianRPE
-from tests.attention.far.oracles import (
-    basis_on_pairs,
-    geometry_for,
-    pair_basis,
-    relative_error,
-    small_rpe,
-)
+from tests.attention.far.oracles import basis_on_pairs, geometry_for, pair_basis, relative_error, small_rpe
 from tests.attention.structures import STRUCTURES
 
 NAMES = ["slab", "slab_open", "wire", "triclinic", "tiny_cell", "molecule", "atom"]

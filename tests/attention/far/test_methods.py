@@ -107,13 +107,7 @@ def test_too_many_waves_are_refused_before_they_are_made():
 
 
 def groups_of(atoms, **keys):
-    numbers = {
-        "longest": 0.4,
-        "reach": 100.0,
-        "padding": 60.0,
-        "spacing": 0.7,
-        "members": ((1.5, 0.4, 60.0),),
-    }
+    numbers = {"longest": 0.4, "reach": 100.0, "padding": 60.0, "spacing": 0.7, "members": ((1.5, 0.4, 60.0),)}
     plan = FarPlan(**{"way": None, **numbers, **keys})
     return plan.groups([Structure(a.positions, np.asarray(a.cell), a.pbc) for a in atoms])
 

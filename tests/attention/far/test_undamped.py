@@ -154,10 +154,7 @@ def test_scales_are_positive_and_bounded_and_they_and_the_means_learn():
     assert float(method.free_means.grad.abs().max()) > 0
 
 
-LINEAR = {
-    "random": {"directions": "random"},
-    "free": {"directions": "random", "spectrum": "free"},
-}
+LINEAR = {"random": {"directions": "random"}, "free": {"directions": "random", "spectrum": "free"}}
 
 
 @pytest.mark.parametrize("keys", LINEAR.values(), ids=LINEAR)
