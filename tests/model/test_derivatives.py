@@ -83,13 +83,3 @@ def test_the_batch_is_left_as_it_was():
     assert not batch.positions.requires_grad
     torch.testing.assert_close(found.output.energy.detach(), plain, rtol=0, atol=1e-12)
     assert not found.forces.requires_grad
-
-
-@pytest.mark.parametrize("name", ["slab", "slab_open", "triclinic", "tiny_cell", "wire"])
-def test_stress_reaches_the_weights(name):
-    model = make_model("exact")
-    found = derivatives(model, batch_of([STRUCTURES[name]()]), stress=True, create_graph=True)
-    assert found.stress is not None
-    weights = [p for key, p in model.named_parameters() if key.endswith("rpe_weights")]
-    for gradient in torch.autograd.grad(found.stress.square().sum() + found.forces.square().sum(), weights):
-        assert bool(torch.isfinite(gradient).all())

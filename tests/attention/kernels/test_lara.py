@@ -1,4 +1,4 @@
-"""LARA against its definition with distributions from torch, and its landmarks."""
+"""LARA against its definition with distributions from torch."""
 
 import math
 
@@ -72,12 +72,3 @@ def test_it_is_its_definition(made, training):
         omega = omega + torch.randn_like(omega)
     for h in range(HEADS):
         torch.testing.assert_close(found[0, h], defined(made, q, k, omega, h), rtol=1e-10, atol=0)
-
-
-def test_landmarks_follow_the_order_of_no_token_and_the_number_of_no_copy():
-    made, (q, _) = kernel().landmarks, tokens()
-    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
-    landmark = made(q, None) @ q
-    torch.testing.assert_close(made(q[:, :, order], None) @ q[:, :, order], landmark)
-    doubled = torch.cat([q, q], dim=2)
-    torch.testing.assert_close(made(doubled, None) @ doubled, landmark)
