@@ -34,19 +34,20 @@ from scripts.benchmarks.accuracy_data import shared
 from scripts.benchmarks.accuracy_rows import ProcessorTime
 from scripts.benchmarks.clusters import mean_squares
 
-EVEN = {"n_rbf": 11, "spacing": "even", "ffn_dim": 128}
-ROWS: dict[str, dict[str, Any]] = {
-    "recipe": {},
-    "vectors": {"attention": {"vector_channels": 16}, **EVEN},
-    "no vectors": {"attention": {}, **EVEN},
-    "no far field": {"attention": {"mechanism": "local", "vector_channels": 16}, **EVEN},
-    "neither": {"attention": {"mechanism": "local"}, **EVEN},
+OLDER: dict[str, Any] = {
+    "model": {"n_rbf": 11, "spacing": "even", "ffn_dim": 128},
+    "optimiser": {"weight_decay": 0.1},
+    "loss": {"errors": "absolute"},
 }
-<<<<<<< HEAD
-"""What each changes of the recipe's model; those with Gaussians spaced evenly have absolute errors as their loss."""
-=======
-"""Changes of the recipe's attention."""
->>>>>>> main
+"""What training with vectors in place of matrices has."""
+ROWS: dict[str, dict[str, Any] | None] = {
+    "recipe": None,
+    "vectors": {"vector_channels": 16},
+    "no far field": {"mechanism": "local", "vector_channels": 16},
+    "no vectors": {},
+    "neither": {"mechanism": "local"},
+}
+"""The recipe, and the attention of what is compared with it."""
 TESTS = ("300 K", "hottest")
 """Sets that are judged; the first is the publishers' test."""
 N_HOTTEST = 100
@@ -77,9 +78,10 @@ def write_parts(folder: Path, test: str) -> dict[str, Path]:
 def run_config(row: str, seed: int, epochs: int, parts: dict[str, Path]) -> TrainConfig:
     """The recipe, changed as the row says."""
     values = preset_config("forces").model_dump(mode="json", exclude_unset=True)
-    values["model"] = {**values["model"], **ROWS[row]}
-    if "spacing" in ROWS[row]:
-        values["loss"] = {**values["loss"], "errors": "absolute"}
+    attention = ROWS[row]
+    if attention is not None:
+        values = {**values, **{section: {**values[section], **keys} for section, keys in OLDER.items()}}
+        values["model"] = {**values["model"], "attention": attention}
     values["data"] = {**values["data"], "train": str(parts["train"]), "val": {"val": str(parts["val"])}}
     values["trainer"] = {**values["trainer"], "max_epochs": epochs, "val_every": max(1, epochs // 20)}
     return TrainConfig.model_validate({**values, "seed": seed})

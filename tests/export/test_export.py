@@ -136,5 +136,5 @@ def test_the_command(molflt, model_path, structures, tmp_path):
 def test_what_cannot_be_exported(molflt, performer_path, tmp_path):
     done = molflt("export", performer_path, "-o", tmp_path / "x.pt")
     assert done.status == 2
-    assert "mechanism 'kernelised' cannot be exported; 'fourier' and 'local' can" in done.err
+    assert "mechanism 'kernelised' cannot be exported; 'fourier', 'local' and 'matrices' can" in done.err
     assert not (tmp_path / "x.pt").exists()
