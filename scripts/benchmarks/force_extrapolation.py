@@ -11,7 +11,6 @@ Prints one line of JSON, and appends it to ``--out``.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 
 from molflt.training.config import OptimiserConfig
 from molflt.training.optimisation import make_optimiser
+from scripts import results
 
 BEGUN = time.monotonic()
 TESTS = ("train", "val", "test_300K", "test_600K", "test_1200K", "scan")
@@ -48,11 +48,12 @@ class Set:
 
 
 def load(folder: Path) -> dict[str, Set]:
-    """Read the sets that are there; the last 50 of the training geometries validate."""
+    """Read the sets that are there; the last tenth of the training geometries validates."""
     files = {path.name.partition(".")[0]: path for path in folder.glob("*.xyz*")}
     frames = read_frames(files["train"], ":")
-    train = Set(frames[:450])
-    sets = {"train": train, "val": Set(frames[450:], train.mean)}
+    n = len(frames) - len(frames) // 10
+    train = Set(frames[:n])
+    sets = {"train": train, "val": Set(frames[n:], train.mean)}
     for name in TESTS[2:]:
         if name in files:
             sets[name] = Set(read_frames(files[name], ":"), train.mean)
@@ -366,7 +367,7 @@ def judge(net: nn.Module, sets: dict[str, Set], scale: float) -> dict[str, float
 
 def main() -> None:
     """Train and judge one job."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of one molecule")
     parser.add_argument("--job", choices=list(JOBS), required=True)
     parser.add_argument("--set", default="{}", help="further changes, JSON")
@@ -378,6 +379,8 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=450, help="training geometries")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.quick:
+        options.seconds = 1.0
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     job = {**JOBS[options.job], **json.loads(options.set)}

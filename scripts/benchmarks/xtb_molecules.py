@@ -44,7 +44,7 @@ SCAN_STEP, SCAN_HIGHEST = 10, 2.0
 
 def calculator() -> object:
     """GFN2-xTB of tblite."""
-    from tblite.ase import TBLite
+    from tblite.ase import TBLite  # type: ignore[import-not-found]
 
     return TBLite(method="GFN2-xTB", verbosity=0)
 
@@ -52,11 +52,11 @@ def calculator() -> object:
 def relaxed(smiles: str) -> Atoms:
     """Return the lowest of ten conformers."""
     from rdkit import Chem
-    from rdkit.Chem import AllChem
+    from rdkit.Chem import rdDistGeom
 
     mol = Chem.AddHs(Chem.MolFromSmiles(smiles))
     found = []
-    for conformer in AllChem.EmbedMultipleConfs(mol, 10, randomSeed=1):
+    for conformer in rdDistGeom.EmbedMultipleConfs(mol, 10, randomSeed=1):
         positions = mol.GetConformer(conformer).GetPositions()
         atoms = Atoms([atom.GetAtomicNum() for atom in mol.GetAtoms()], positions, calculator=calculator())
         BFGS(atoms, logfile=None).run(fmax=0.02, steps=300)
