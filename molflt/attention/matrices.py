@@ -37,8 +37,9 @@ from molflt.attention.far.field import ExactMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.layer import RPE_WEIGHT_STD
 from molflt.attention.mechanism import AttentionLayer
-from molflt.attention.moments import NeighbourSlots
-from molflt.attention.sparse import of_columns
+from molflt.attention.moments import typical_neighbours
+from molflt.attention.near import Neighbourhood
+from molflt.attention.sparse import weighted_sum
 from molflt.attention.vectors import COMPONENTS
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -87,25 +88,31 @@ class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
         moments = prepared.moments
         assert moments is not None
         assert matrices is not None
-        around = moments.sums(self.source_filters, self.source_value(x))
-        matrices = matrices.transpose(0, 1) + self.source(self.algebra.lifted(around))
+        directed = moments.sums(self.source_filters, self.source_value(x))
+        matrices = matrices.transpose(0, 1) + self.source(self.algebra.lifted(directed))
         values = self.value(bounded(matrices))
         sent = values.transpose(0, 1).flatten(1)
-        messages = moments.sum(self._messages, sent).unflatten(2, [COMPONENTS, -1]).permute(2, 0, 1, 3)
-        messages = self.gathered(messages)
+        around = prepared.neighbourhood
+        summed = weighted_sum(around.pattern, self._near(around), sent.expand(self.n_heads, -1, -1))
+        messages = self.gathered(summed.unflatten(2, [COMPONENTS, -1]).permute(2, 1, 0, 3))
         if prepared.fields:
             messages = messages + self._from_afar(sent, geometry, prepared)
         change = self.product(bounded(self.algebra(messages, values)))
         matrices = matrices + change + 0.5 * self.algebra(change, change)
         return self.output(self.algebra.squares_of(matrices)), matrices.transpose(0, 1)
 
-    def _messages(self, slots: NeighbourSlots, sent: Tensor) -> Tensor:
-        """Σ_j a_h Y_j of some atoms: (n_atoms, 9 C) → (n, n_heads, 9 C)."""
-        receivers, senders = (number.to(torch.int64) for number in slots.numbers)
-        basis, weight = slots.radial.split([self.radial.in_features, 1], dim=2)
-        hidden = functional.silu(self.radial(basis) + self.receiver(receivers) + self.sender(senders))
-        near = self.near(hidden) * weight
-        return near.transpose(1, 2) @ of_columns(slots.pattern, sent).view(*near.shape[:2], -1)
+    def _near(self, around: Neighbourhood) -> Tensor:
+        """a_h of every entry, (n_heads, n_entries), 0 of an atom itself."""
+        root = math.sqrt(typical_neighbours(around.radial.cutoff))
+
+        def near(basis: Tensor, entries: slice) -> Tensor:
+            receivers, senders = (z[entries].to(torch.int64) for z in around.types)
+            hidden = functional.silu(self.radial(basis) + self.receiver(receivers) + self.sender(senders))
+            return (self.near(hidden) * (around.others[entries] / root)[:, None]).t()
+
+        step, last = around.entries_at_once, around.n_entries
+        parts = [around.evaluate(near, slice(first, min(first + step, last))) for first in range(0, last, step)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _from_afar(self, sent: Tensor, geometry: Geometry, context: FourierContext) -> Tensor:
         """Σ_all f̂_h Y_j of the first channels of every head: (n_atoms, 9 C) → (9, n_atoms, C), zero in the others."""

@@ -13,7 +13,6 @@ angle, and is invariant because it is made of scalar products. The moments are t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.far.members import REFERENCE_DENSITY
 from molflt.attention.near import Neighbourhood
-from molflt.attention.places import Kept, place_rows
+from molflt.attention.places import place_rows
 from molflt.attention.smooth import shortened
 from molflt.attention.sparse import SparsePattern, of_columns
 
@@ -35,29 +34,11 @@ class NeighbourSlots:
         pattern: the neighbour in each place.
         basis: (n, width, n_rbf) φ·env over the root of the typical number of neighbours; 0 where there is none.
         powers: (n, 10, width) 1, û, û ⊗ û.
-        neighbourhood, atoms, entries: of which they are.
     """
 
     pattern: SparsePattern
     basis: Tensor
     powers: Tensor
-    neighbourhood: Neighbourhood
-    atoms: slice
-    entries: slice
-
-    @Kept
-    def radial(self) -> Tensor:
-        """(n, width, n_rbf) φ, and in the last column env over the root of the typical number of neighbours."""
-        basis, weight = self.neighbourhood.basis_of(self.entries), _weights(self.neighbourhood, self.entries)
-        n, width, _ = self.basis.shape
-        slots = self.neighbourhood.entries.slot[self.entries] - self.atoms.start * width
-        return place_rows(torch.cat([basis, weight[:, None]], dim=1), slots, n * width).view(n, width, -1)
-
-    @property
-    def numbers(self) -> tuple[Tensor, Tensor]:
-        """(n, 1), (n, width) atomic numbers of the atoms and in the places."""
-        numbers = self.neighbourhood.numbers
-        return numbers[self.atoms, None], numbers[self.pattern.columns].view(self.basis.shape[:2])
 
     def moments(self, filters: nn.Linear, values: Tensor) -> Tensor:
         """Values of all atoms (n_atoms, n_channels) → (n, 10, n_channels)."""
@@ -76,7 +57,8 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
     around, width = neighbourhood.entries, neighbourhood.entries.width
     n, slots = atoms.stop - atoms.start, around.slot[entries] - atoms.start * width
     unit = shortened(neighbourhood.displacements[entries], 1.0)
-    basis = neighbourhood.basis_of(entries) * _weights(neighbourhood, entries)[:, None]
+    weight = neighbourhood.others[entries] / math.sqrt(typical_neighbours(neighbourhood.radial.cutoff))
+    basis = neighbourhood.basis_of(entries) * weight[:, None]
     unit = place_rows(unit, slots, n * width)
     powers = torch.cat([torch.ones_like(unit[:, :1]), unit, second_power(unit)], dim=1)
     starts = torch.arange(0, n * width + 1, max(width, 1), device=slots.device)
@@ -86,14 +68,7 @@ def neighbour_slots(neighbourhood: Neighbourhood, atoms: slice, entries: slice) 
         SparsePattern(starts, senders, len(around.row_starts) - 1, reverse),
         place_rows(basis, slots, n * width).view(n, width, -1),
         powers.view(n, width, -1).transpose(1, 2).contiguous(),
-        neighbourhood,
-        atoms,
-        entries,
     )
-
-
-def _weights(neighbourhood: Neighbourhood, entries: slice) -> Tensor:
-    return neighbourhood.others[entries] / math.sqrt(typical_neighbours(neighbourhood.radial.cutoff))
 
 
 def typical_neighbours(cutoff: float) -> float:
@@ -127,21 +102,12 @@ class NeighbourMoments:
 
     def sums(self, filters: nn.Linear, values: Tensor) -> Tensor:
         """(n_atoms, n_channels) values → (n_atoms, 10, n_channels)."""
-        return self.sum(lambda slots, values: slots.moments(filters, values), values)
-
-    def sum(self, function: Callable[[NeighbourSlots, Tensor], Tensor], values: Tensor) -> Tensor:
-        """Return ``function(slots, values)`` of all atoms, of some at a time in a large neighbourhood.
-
-        Args:
-            function: gives (n, ...) for the atoms of the slots.
-            values: (n_atoms, ...), of all atoms.
-        """
         if self._kept is not None:
-            return function(self._kept, values)
+            return self._kept.moments(filters, values)
         around = self.neighbourhood
 
         def compute(values: Tensor, atoms: slice, entries: slice) -> Tensor:
-            return function(neighbour_slots(around, atoms, entries), values)
+            return neighbour_slots(around, atoms, entries).moments(filters, values)
 
         found = []
         for atoms, entries, _ in around.pattern.parts(around.entries_at_once // _ROWS_PER_EDGE):

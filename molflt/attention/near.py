@@ -97,7 +97,6 @@ class Neighbourhood:
         envelope: (n_entries,), 1 at distance zero, smoothly 0 at the cutoff.
         others: (n_entries,) the envelope, but 0 for an atom itself.
         radial: φ.
-        numbers: (n_atoms,) atomic numbers, uint8.
     """
 
     entries: Entries
@@ -107,7 +106,6 @@ class Neighbourhood:
     envelope: Tensor
     others: Tensor
     radial: GaussianDistanceBasis
-    numbers: Tensor
 
     @property
     def pattern(self) -> SparsePattern:
@@ -215,7 +213,6 @@ def neighbourhood_of(
         envelope=fade,
         others=fade * entries.others.to(fade.dtype),
         radial=radial,
-        numbers=z,
     )
 
 
