@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.context import FourierPositions
 from molflt.attention.far.members import TAPER, cutoff_factor
+from molflt.attention.mechanism import FourierPositions
 from molflt.attention.smooth import GAUSSIAN_END
 
 

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from molflt.attention.config import FourierConfig, LocalConfig
-from molflt.attention.context import FourierPositions
 from molflt.attention.kernels.random_features import RandomFeatureKernel, positive
 from molflt.attention.layer import FourierAttention
+from molflt.attention.mechanism import COMPONENTS, FourierPositions
 from molflt.attention.moments import second_power, typical_neighbours
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.attention.smooth import GAUSSIAN_END, envelope, shortened
-from molflt.attention.vectors import COMPONENTS
 from molflt.errors import InputError
 from molflt.export.far_field import FarField
 from molflt.model.encoder import EncoderLayer

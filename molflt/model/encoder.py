@@ -11,8 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.geometry import Geometry
-from molflt.attention.mechanism import AttentionLayer, Context
-from molflt.attention.vectors import COMPONENTS
+from molflt.attention.mechanism import COMPONENTS, AttentionLayer, Context
 
 
 def full_precision(device: torch.device) -> torch.autocast:

@@ -13,7 +13,6 @@ from molflt.attention.build import Sizes, build_attention
 from molflt.attention.config import FarFieldKeys, MethodKeys
 from molflt.attention.far.field import ExactMethod
 from molflt.attention.geometry import Geometry, geometry_of_batch
-from molflt.attention.kernels.random_features import redraw
 from molflt.attention.layout import Layout, Plan
 from molflt.attention.mechanism import split_heads
 from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
@@ -295,6 +294,8 @@ class EnergyModel(nn.Module):
 
     def redraw_features(self, seed: int) -> None:
         """Draw the random features of every layer anew, the same for the same seed."""
+        from molflt.attention.kernels.random_features import redraw
+
         redraw(self, torch.Generator().manual_seed(seed))
 
     def n_parameters(self) -> int:

@@ -8,9 +8,9 @@ import torch
 from ase import Atoms
 from ase.neighborlist import neighbor_list
 
+from molflt.attention.mechanism import COMPONENTS
 from molflt.attention.moments import typical_neighbours
 from molflt.attention.smooth import envelope
-from molflt.attention.vectors import COMPONENTS
 from molflt.model.config import ModelConfig
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel

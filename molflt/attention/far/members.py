@@ -239,6 +239,15 @@ def _dealt_quantiles(n: int, seed: int) -> list[float]:
     return [float(q) for q in np.sqrt(2 * gammaincinv(1.5, (order + 0.5) / max(n, 1)))]
 
 
+def spacing_in_widths(tolerance: float) -> float:
+    """Return the h/σ at which spacing h represents a Gaussian of width σ to ``tolerance``."""
+    return _SPACING_AT_ONE * tolerance**_SPACING_POWER
+
+
+_SPACING_AT_ONE, _SPACING_POWER = 1.62, 0.135
+"""h/σ = 0.64 at ε = 1e-3, 0.47 at 1e-4, 0.34 at 1e-5: measured with a margin. Tests compare with the image sum."""
+
+
 def cutoff_factor(tolerance: float) -> float:
     """Return c with exp(−c²/2) = tolerance/10, where a Gaussian or its transform is cut off.
 
