@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from molflt.attention.config import MechanismConfig
-from molflt.attention.registry import ATTENTIONS, MECHANISMS
+from molflt.attention.registry import ATTENTIONS, MECHANISMS, preset_keys
 from molflt.errors import InputError
 from molflt.files import standard_input
 from molflt.training.config import PRESETS, TrainConfig, preset_config
@@ -183,8 +183,9 @@ def _expanded(content: dict[str, Any]) -> dict[str, Any]:
     if isinstance(content.get("init"), str):
         content = {**content, "init": {"model": content["init"]}}
     model = content.get("model")
-    if isinstance(model, dict) and isinstance(name := model.get("attention"), str) and name in ATTENTIONS:
-        content = {**content, "model": {**model, "attention": ATTENTIONS[name]}}
+    if isinstance(model, dict) and isinstance(name := model.get("attention"), str):
+        if name in ATTENTIONS or name in MECHANISMS:
+            content = {**content, "model": {**model, "attention": preset_keys(name)}}
     return content
 
 
