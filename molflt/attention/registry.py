@@ -63,8 +63,8 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "lara-rpe": {"mechanism": "fourier", "far_rank": "m", "kernel": "lara", "moment_channels": 0},
     **{kernel: {"mechanism": "kernelised", "kernel": kernel} for kernel in KERNELS},
 }
-"""Presets of ``attention=``: for each name the keys that differ from the mechanism's defaults. The name of a mechanism
-is a preset, too."""
+"""Presets of ``attention=``: for each name the keys that differ from the mechanism's defaults. A mechanism's own name
+is one, too."""
 
 
 def imported(place: str) -> Any:

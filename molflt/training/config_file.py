@@ -183,9 +183,9 @@ def _expanded(content: dict[str, Any]) -> dict[str, Any]:
     if isinstance(content.get("init"), str):
         content = {**content, "init": {"model": content["init"]}}
     model = content.get("model")
-    if isinstance(model, dict) and isinstance(name := model.get("attention"), str):
-        if name in ATTENTIONS or name in MECHANISMS:
-            content = {**content, "model": {**model, "attention": preset_keys(name)}}
+    name = model.get("attention") if isinstance(model, dict) else None
+    if isinstance(name, str) and name in {**ATTENTIONS, **MECHANISMS}:
+        content = {**content, "model": {**model, "attention": preset_keys(name)}}
     return content
 
 
