@@ -16,9 +16,12 @@ from ase import units
 
 from molflt.attention.kernels.base import kernelised_attention
 from molflt.attention.registry import MECHANISMS
+from molflt.data import formats
 from molflt.data.batch import StructureCollater
 from molflt.data.dataset import StructureDataset
 from molflt.data.open import open_dataset
+from molflt.data.reading import ReadOptions
+from molflt.errors import InputError, InputWarning
 from molflt.invariance.harness import CHECKS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -77,6 +80,23 @@ def test_the_kernel(page: dict[str, Any]) -> None:
     weights = torch.einsum("bhic,bhjc->bhij", *(torch.nn.functional.softplus(x) for x in (q, k)))
     expected = torch.einsum("bhij,bhjc->bhic", weights / weights.sum(dim=-1, keepdim=True), v)
     torch.testing.assert_close(found, expected)
+
+
+def test_the_file_format(page: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened by its suffix, with a bad frame left out."""
+    monkeypatch.setitem(sys.modules, "molflt.data.points", sys.modules["extending"])
+    monkeypatch.setitem(formats._FRAMES, "*.points", "points:points_frames")
+    file = tmp_path / "two.points"
+    file.write_text(
+        "water -14.2\nO 0 0 0\nH 0.96 0 0\nH -0.24 0.93 0\n\nbad -1\nH 0 0\n\nh2 -6.7\nH 0 0 0\nH 0 0 0.74\n"
+    )
+    with pytest.raises(InputError, match=r"two.points#1: an atom needs a symbol"):
+        open_dataset(file)
+    with pytest.warns(InputWarning):
+        read = open_dataset(file, ReadOptions(on_bad="skip"))
+    found = [read[k] for k in range(len(read)) if k != 1]
+    assert [float(data.energy) for data in found] == [-14.2, -6.7]
+    assert [data.num_nodes for data in found] == [3, 2]
 
 
 def test_the_data_source(page: dict[str, Any], tmp_path: Path) -> None:

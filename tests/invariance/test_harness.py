@@ -13,7 +13,7 @@ from ase import Atoms
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from molflt.attention.registry import attention_config
+from molflt.attention.registry import DEFAULT_MECHANISM, MECHANISMS, attention_config
 from molflt.data.ase import from_atoms
 from molflt.data.open import open_dataset
 from molflt.data.rdkit import from_smiles
@@ -52,6 +52,10 @@ ATTENTIONS: dict[str, Any] = {
     "softmax": {"mechanism": "softmax"},
 }
 CONCAT = {"mechanism": "concat"}
+OF_PAPERS = {"undamped", "concat", "randomised", "randomised-rpe"}
+"""Mechanisms with checks of their own, in tests/model and tests/attention."""
+_GIVEN = {keys.get("mechanism", DEFAULT_MECHANISM) for keys in ATTENTIONS.values()} | OF_PAPERS
+ATTENTIONS |= {name: {"mechanism": name} for name in MECHANISMS if name not in _GIVEN}
 
 
 def load(config: ModelConfig) -> LoadedModel:

@@ -30,7 +30,7 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "kernel": ["posrf-iid", "elu"], "n_features": [6], "redraw_every": [3], "n_landmarks": [3], "n_samples": [3],
     "sampling": ["biased"], "dense_cutoff": [6.0],
 }  # fmt: skip
-"""For every key of any mechanism: values that are not its default."""
+"""For every key whose other values are not found by :func:`other_values`: some that are not its default."""
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fourier": [{"frequencies": "lattice"}, {"frequencies": "exact"}, {"far_rank": "m"}, {"spectrum": "both"}],
     "undamped": [{}, {"directions": "random", "far_rank": "m"}, {"spectrum": "free"}],
@@ -93,7 +93,7 @@ def test_keys_that_are_shown_act_and_others_are_refused(mechanism: str, keys: di
     assert attention_config(**printed) == config
     tensors, results = tensors_and_results(config)
     for key in fields.keys() - {"mechanism"} - keys.keys():
-        values = [value for value in OTHER_VALUES[key] if allowed(fields[key], value)]
+        values = [value for value in other_values(key, fields[key].default) if allowed(fields[key], value)]
         changed = [tensors_and_results(config.model_copy(update={key: value})) for value in values]
         refused = [does_nothing(key, **{**given, key: value}) for value in values]
         if key in printed:
@@ -103,6 +103,16 @@ def test_keys_that_are_shown_act_and_others_are_refused(mechanism: str, keys: di
         else:
             assert all(refused), key
             assert all(other == results for _, other in changed), f"{key} is not shown, but acts"
+
+
+def other_values(key: str, default: Any) -> list[Any]:
+    """Values other than the default: those listed, the other truth value, or one and two thirds of a number."""
+    if key in OTHER_VALUES:
+        return OTHER_VALUES[key]
+    if isinstance(default, bool):
+        return [not default]
+    assert isinstance(default, int | float), f"name another value of {key} in OTHER_VALUES"
+    return [type(default)(5 * default / 3 + (default == 0))]
 
 
 def allowed(field: FieldInfo, value: Any) -> bool:
