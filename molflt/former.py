@@ -9,7 +9,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
-    "molflt.attention.kernels.kernel": "molflt.attention.kernels.base",
+    "molflt.attention.kernels.base": "molflt.attention.kernels",
+    "molflt.attention.kernels.kernel": "molflt.attention.kernels",
     "molflt.bundled": "molflt.files",
     "molflt.calculator": "molflt.simulate.ase",
     "molflt.calculator.torch_sim_model": "molflt.simulate.torch_sim",

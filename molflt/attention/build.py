@@ -28,7 +28,7 @@ from molflt.attention.moments import LocalMoments
 from molflt.attention.registry import MECHANISMS, imported
 
 if TYPE_CHECKING:
-    from molflt.attention.kernels.base import Kernel
+    from molflt.attention.kernels import Kernel
 
 
 @dataclass(frozen=True)

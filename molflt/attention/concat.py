@@ -16,13 +16,13 @@ from molflt.attention.config import ConcatConfig
 from molflt.attention.far.members import GaussianRPE
 from molflt.attention.far.undamped import UndampedMethod, plane_waves, wave_features
 from molflt.attention.geometry import Geometry
-from molflt.attention.kernels.base import Kernel, kernelised_attention
-from molflt.attention.mechanism import AttentionLayer, Context, SharedPositions, heads_first, merge_heads, split_heads
+from molflt.attention.kernels import Kernel, kernelised_attention
+from molflt.attention.mechanism import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
 from molflt.attention.near import Neighbourhood
 
 
 @dataclass
-class ConcatContext(Context):
+class ConcatContext:
     """Waves and coefficients of the sampled frequencies.
 
     Attributes:

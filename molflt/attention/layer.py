@@ -34,7 +34,7 @@ from molflt.attention.smooth import NOTHING, shortened
 from molflt.attention.sparse import scalar_products, weighted_sum
 
 if TYPE_CHECKING:
-    from molflt.attention.kernels.base import Kernel
+    from molflt.attention.kernels import Kernel
     from molflt.attention.vectors import VectorStream
 
 

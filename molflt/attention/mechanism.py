@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
@@ -18,11 +18,8 @@ COMPONENTS = 9
 """Components of a vector, three, and a tensor, six: its diagonal, then √2 times xz, yx, zy (``second_power``)."""
 
 
-class Context:
-    """Output of a mechanism's shared part for a batch, which all layers receive."""
-
-
-ContextT = TypeVar("ContextT", bound=Context)
+ContextT = TypeVar("ContextT")
+"""Output of a mechanism's shared part for a batch, which all layers receive."""
 PreparedT = TypeVar("PreparedT")
 
 
@@ -50,13 +47,13 @@ class SharedPositions(nn.Module):
         """Return the plan of layouts at the present widths; ``cutoff``: of the near part, Å."""
         return Plan(cutoff, self.wide)
 
-    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Context:
-        """Return the context that every layer receives; empty unless overridden."""
-        return Context()
+    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Any:
+        """Return the context that every layer receives; by default, the neighbours within the local cutoff."""
+        return neighbourhood
 
 
 @dataclass
-class FourierContext(Context):
+class FourierContext:
     """Positional input that every layer combines with its own weights.
 
     Attributes:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from molflt import vocabulary
-from molflt.adsorption.adsorb import Adsorption
+from molflt.adsorption import Adsorption
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.files import atomic_file

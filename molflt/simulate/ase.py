@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -166,20 +166,21 @@ class MolFLTCalculator(Calculator):
         self._n_steps += 1
         if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
             self._warnings.say(text, "forces")
-        values = _values(self._models, batch, stress or "forces" in properties, stress)
-        for quantity, each in values.items():
-            if not np.isfinite(each).all():
-                raise InputError(
-                    f"{name}: the model's {quantity} is not finite; check the structure for atoms that overlap"
-                )
+        found = values_of(self._models, batch, stress or "forces" in properties, stress)
+        # One copy for all: on a GPU it is what a step waits for.
+        parts = (
+            torch.cat([each.flatten() for each in found.values()]).cpu().split([e.numel() for e in found.values()])
+        )
+        values = {key: part.view(found[key].shape).numpy() for key, part in zip(found, parts, strict=True)}
+        refuse_not_finite({key: np.isfinite(each).all() for key, each in values.items()}, name)
         energy = float(values["energy"].mean())
         self.results.update({"energy": energy, "free_energy": energy})
         if "forces" in values:
             self.results["forces"] = values["forces"].mean(axis=0)
         if "stress" in values:
-            self.results["stress"] = full_3x3_to_voigt_6_stress(values["stress"].mean(axis=0))
+            self.results["stress"] = full_3x3_to_voigt_6_stress(values["stress"].mean(axis=0)[0])
         std = {key: each.std(axis=0, ddof=1) for key, each in values.items()} if len(self._models) > 1 else {}
-        spread, known = std.get("energy"), self.model.uncertainty
+        spread, known = std["energy"][0] if std else None, self.model.uncertainty
         if known is not None:
             spread = known.half_width(np.zeros(()) if spread is None else spread)
         self.energy_std = None if spread is None else float(spread)
@@ -211,29 +212,30 @@ class MolFLTCalculator(Calculator):
         return self._moving(same, atoms.cell.array, atoms.positions, make)
 
 
-def _values(models: Sequence[EnergyModel], batch: Batch, forces: bool, stress: bool) -> dict[str, np.ndarray]:
-    """Compute the output of each model for one structure.
+def values_of(models: Iterable[EnergyModel], batch: Batch, forces: bool, stress: bool) -> dict[str, Tensor]:
+    """Compute the output of each model for a batch, on its device.
 
-    energy (n_models,), forces (..., n_atoms, 3), stress (..., 3, 3).
+    These are energy (n_models, n_structures), forces (n_models, n_atoms, 3), stress (n_models, n_structures, 3, 3).
     """
     found: dict[str, list[Tensor]] = {}
     for model in models:
         if forces:
             derived = derivatives(model, batch, stress)
-            each = {"energy": derived.output.energy[0], "forces": derived.forces}
-            each |= {} if derived.stress is None else {"stress": derived.stress[0]}
+            each = {"energy": derived.output.energy, "forces": derived.forces}
+            each |= {} if derived.stress is None else {"stress": derived.stress}
         else:
             with torch.no_grad():
-                each = {"energy": model(batch).energy[0]}
+                each = {"energy": model(batch).energy}
         for name, tensor in each.items():
             found.setdefault(name, []).append(tensor.detach())
-    stacked = {name: torch.stack(tensors) for name, tensors in found.items()}
-    # One copy for all: on a GPU it is what a step waits for.
-    flat = torch.cat([tensor.flatten() for tensor in stacked.values()]).cpu()
-    parts = flat.split([tensor.numel() for tensor in stacked.values()])
-    return {
-        name: part.view(tensor.shape).numpy() for (name, tensor), part in zip(stacked.items(), parts, strict=True)
-    }
+    return {name: torch.stack(tensors) for name, tensors in found.items()}
+
+
+def refuse_not_finite(finite: Mapping[str, Any], name: str) -> None:
+    """Raise InputError for the first quantity that is not finite; ``name``: of the structures."""
+    for quantity, is_finite in finite.items():
+        if not is_finite:
+            raise InputError(f"{name}: the model's {quantity} is not finite; check for atoms that overlap")
 
 
 def _name_of(atoms: Atoms) -> str:

@@ -15,12 +15,11 @@ from torch_geometric.data import Data
 from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
-from molflt.model.derivatives import derivatives
 from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model
 from molflt.prediction.predict import doubt_of_forces, why_no_forces
-from molflt.simulate.ase import DomainWarnings, MovingBatch, as_model
+from molflt.simulate.ase import DomainWarnings, MovingBatch, as_model, refuse_not_finite, values_of
 
 try:
     from torch_sim.models.interface import ModelInterface
@@ -99,15 +98,7 @@ class MolFLTModel(ModelInterface):
             return structures
 
         batch = self._moving((numbers.tobytes(), owner.tobytes(), pbc.tobytes()), cells, positions, make)
-        found = [derivatives(member.model, batch, self.compute_stress) for member in self.model.members]
-        values = {
-            "energy": torch.stack([each.output.energy.detach() for each in found]).mean(0),
-            "forces": torch.stack([each.forces for each in found]).mean(0),
-        }
-        if self.compute_stress:
-            values["stress"] = torch.stack([each.stress for each in found if each.stress is not None]).mean(0)
-        finite = torch.stack([value.isfinite().all() for value in values.values()])
-        for quantity, is_finite in zip(values, finite.tolist(), strict=True):
-            if not is_finite:
-                raise InputError(f"the model's {quantity} is not finite; check the structures for atoms that overlap")
-        return values
+        found = values_of((member.model for member in self.model.members), batch, True, self.compute_stress)
+        finite = torch.stack([each.isfinite().all() for each in found.values()]).tolist()
+        refuse_not_finite(dict(zip(found, finite, strict=True)), f"{len(cells)} systems")
+        return {quantity: each.mean(0) for quantity, each in found.items()}

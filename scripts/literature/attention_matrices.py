@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file
 from torch import Tensor
 
-from molflt.attention.kernels.base import stable_features
+from molflt.attention.kernels import stable_features
 from scripts import results
 from scripts.literature.byte_text import LENGTH, corpus, windows
 from scripts.literature.language_model import HEADS, language_model

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from molflt.attention.build import build_kernel
-from molflt.attention.kernels.base import Kernel
+from molflt.attention.kernels import Kernel
 from scripts import results
 from scripts.literature.byte_text import LENGTH, bits_per_byte, corpus, fit
 from scripts.literature.language_model import DIM, FFN, HEADS, LAYERS

@@ -9,7 +9,7 @@ import torch
 from ase.io import read
 
 import molflt
-from molflt.adsorption.adsorb import Adsorption, adsorb, molecule
+from molflt.adsorption import Adsorption, adsorb, molecule
 from molflt.adsorption.placing import METALS, guesses, surface
 from molflt.data.quality.domain import DomainFit
 from molflt.errors import InputWarning

@@ -14,7 +14,7 @@ import pytest
 import torch
 from ase import units
 
-from molflt.attention.kernels.base import kernelised_attention
+from molflt.attention.kernels import kernelised_attention
 from molflt.attention.registry import MECHANISMS
 from molflt.data import formats
 from molflt.data.batch import StructureCollater

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.kernels.base import Features, Kernel
+from molflt.attention.kernels import Features, Kernel
 
 ComponentFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Features, Features]]
 """(query, key, ω (m, c), mask) → features of either."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.quasirandom import SobolEngine
 
-from molflt.attention.kernels.base import Features, masked_mean
+from molflt.attention.kernels import Features, masked_mean
 from molflt.attention.kernels.random_features import (
     Draw,
     DrawnMatrix,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.build import build_kernel
-from molflt.attention.kernels.base import stable_features
+from molflt.attention.kernels import stable_features
 from scripts.literature.optimisers.position_mask import PositionMask
 
 MemoryName = Literal["flt", "performer", "lstm", "none"]

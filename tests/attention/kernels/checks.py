@@ -7,7 +7,7 @@ import math
 import torch
 from scipy.stats import chi, kstest, norm
 
-from molflt.attention.kernels.base import Kernel, kernelised_attention
+from molflt.attention.kernels import Kernel, kernelised_attention
 from molflt.attention.kernels.random_features import ComponentFunction, Draw
 
 WIDTH = 5

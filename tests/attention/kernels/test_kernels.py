@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from molflt.attention.build import Sizes, build_kernel, build_kernels
-from molflt.attention.kernels.base import FLOOR, kernelised_attention
+from molflt.attention.kernels import FLOOR, kernelised_attention
 from molflt.attention.kernels.random_features import EluKernel, ReluKernel
 from molflt.attention.kernels.spectraformer import COMPONENT_FUNCTIONS
 from molflt.attention.registry import KERNELS, attention_config

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal
 
-from molflt.attention.kernels.base import kernelised_attention
+from molflt.attention.kernels import kernelised_attention
 from molflt.attention.kernels.lara import Landmarks, LaraKernel, SoftClusters
 from tests.attention.kernels.checks import estimate, standard_errors_off
 

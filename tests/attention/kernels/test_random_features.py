@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from molflt.attention.kernels.base import FLOOR, Features, kernelised_attention, normalised, stable_features
+from molflt.attention.kernels import FLOOR, Features, kernelised_attention, normalised, stable_features
 from molflt.attention.kernels.random_features import (
     DrawnMatrix,
     RandomFeatureKernel,
