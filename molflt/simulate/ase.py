@@ -13,6 +13,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
 from molflt.prediction.predict import choose_device, doubt_of_forces, outside, why_no_forces
+from molflt.simulate.replay import Replay
 from molflt.vocabulary import DIFFERENTIABLE, Compile, TagConvention
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -115,6 +117,7 @@ class MolFLTCalculator(Calculator):
         self._moving = MovingBatch(self.model)
         # A given model stays as it was if these are compiled.
         self._models = [copy.copy(member.model) for member in self.model.members]
+        self._replay = Replay(partial(values_of, self._models))
         self._warnings = DomainWarnings()
         self._tags_seen: tuple[bytes, bytes] | None = None
         self._tags_meant: np.ndarray | None = None
@@ -163,15 +166,11 @@ class MolFLTCalculator(Calculator):
         if self._compiles and self._n_steps == self._steps_before:
             for model in self._models:
                 compile_model(model, print)
+            self._replay = Replay(partial(values_of, self._models))
         self._n_steps += 1
         if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
             self._warnings.say(text, "forces")
-        found = values_of(self._models, batch, stress or "forces" in properties, stress)
-        # One copy for all: on a GPU it is what a step waits for.
-        parts = (
-            torch.cat([each.flatten() for each in found.values()]).cpu().split([e.numel() for e in found.values()])
-        )
-        values = {key: part.view(found[key].shape).numpy() for key, part in zip(found, parts, strict=True)}
+        values = _on_host(self._replay(batch, stress or "forces" in properties, stress))
         refuse_not_finite({key: np.isfinite(each).all() for key, each in values.items()}, name)
         energy = float(values["energy"].mean())
         self.results.update({"energy": energy, "free_energy": energy})
@@ -235,7 +234,16 @@ def refuse_not_finite(finite: Mapping[str, Any], name: str) -> None:
     """Raise InputError for the first quantity that is not finite; ``name``: of the structures."""
     for quantity, is_finite in finite.items():
         if not is_finite:
-            raise InputError(f"{name}: the model's {quantity} is not finite; check for atoms that overlap")
+            raise InputError(
+                f"{name}: the model's {quantity} is not finite; check the structure for atoms that overlap"
+            )
+
+
+def _on_host(found: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Copy results in one piece: on a GPU it is what a step waits for."""
+    flat = torch.cat([tensor.flatten() for tensor in found.values()]).cpu()
+    parts = flat.split([tensor.numel() for tensor in found.values()])
+    return {name: part.view(tensor.shape).numpy() for (name, tensor), part in zip(found.items(), parts, strict=True)}
 
 
 def _name_of(atoms: Atoms) -> str:

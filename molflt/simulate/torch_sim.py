@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model
 from molflt.prediction.predict import doubt_of_forces, why_no_forces
 from molflt.simulate.ase import DomainWarnings, MovingBatch, as_model, refuse_not_finite, values_of
+from molflt.simulate.replay import Replay
 
 try:
     from torch_sim.models.interface import ModelInterface
@@ -69,6 +71,7 @@ class MolFLTModel(ModelInterface):
         self._compute_forces, self._compute_stress = True, stress
         self._warnings = DomainWarnings()
         self._moving = MovingBatch(self.model)
+        self._replay = Replay(partial(values_of, [member.model for member in self.model.members]))
 
     def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
         """Return energies and their derivatives.
@@ -98,7 +101,8 @@ class MolFLTModel(ModelInterface):
             return structures
 
         batch = self._moving((numbers.tobytes(), owner.tobytes(), pbc.tobytes()), cells, positions, make)
-        found = values_of((member.model for member in self.model.members), batch, True, self.compute_stress)
+        found = self._replay(batch, True, self.compute_stress)
         finite = torch.stack([each.isfinite().all() for each in found.values()]).tolist()
         refuse_not_finite(dict(zip(found, finite, strict=True)), f"{len(cells)} systems")
+        # Copies, since a replayed call would overwrite what torch-sim keeps.
         return {quantity: each.mean(0) for quantity, each in found.items()}
