@@ -21,6 +21,8 @@ MOVED = {
     "molflt.data.sources": "molflt.data.open",
     "molflt.invariance.energies": "molflt.invariance.harness",
     "molflt.literature.relaxation": "molflt.simulate.pair_lbfgs",
+    "molflt.model.energy_model": "molflt.model.energy",
+    "molflt.model.model_file": "molflt.model.file",
     "molflt.prediction.evaluation": "molflt.prediction.evaluate",
 }
 """Former and present names of modules, since 0.1; an entry is removed one release after the move."""

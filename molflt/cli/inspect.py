@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from molflt.data.quality.domain import Domain
     from molflt.data.reading import ReadOptions
-    from molflt.model.model_file import LoadedModel
+    from molflt.model.file import LoadedModel
     from molflt.report.explain import Explanation
 
 
@@ -59,7 +59,7 @@ def info_command(
     folder = Path(whole)
     is_run = folder.is_dir() and ((folder / BEST).exists() or any(folder.glob(f"{MEMBER}*")))
     if is_run or folder.suffix == ".safetensors" or path.startswith(PRETRAINED_PREFIX):
-        from molflt.model.model_file import load_models
+        from molflt.model.file import load_models
 
         files = [load_models(file) for file in member_paths(path)] if k is None else [load_members(path)]
         members = [_model_info(file, str(file[0].path) if k is None else path) for file in files]

@@ -15,7 +15,7 @@ from ase.data import chemical_symbols
 from molflt import __version__
 from molflt.export.scripted import ScriptedEnergy, ScriptedMean
 from molflt.files import atomic_file
-from molflt.model.model_file import LoadedModel
+from molflt.model.file import LoadedModel
 from molflt.vocabulary import DIFFERENTIABLE
 
 DESCRIPTION = "molflt.json"

@@ -1,6 +1,6 @@
 """Energy of one structure in the operations that TorchScript has, for exported models.
 
-It repeats the model of :mod:`molflt.model.energy_model` for one structure, with the neighbour list contracted edge by
+It repeats the model of :mod:`molflt.model.energy` for one structure, with the neighbour list contracted edge by
 edge, and the far field of :mod:`molflt.export.far_field`.
 """
 
@@ -24,7 +24,7 @@ from molflt.attention.smooth import GAUSSIAN_END, envelope, shortened
 from molflt.errors import InputError
 from molflt.export.far_field import FarField
 from molflt.model.encoder import EncoderLayer
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, TAG_ADSORBATE
 
 

@@ -30,8 +30,8 @@ from molflt.invariance.structures import (
     translation,
     wrapping,
 )
-from molflt.model.energy_model import EnergyModel, set_frequencies
-from molflt.model.model_file import LoadedModel, load_model, save_model
+from molflt.model.energy import EnergyModel, set_frequencies
+from molflt.model.file import LoadedModel, load_model, save_model
 
 DtypeName = Literal["float32", "float64"]
 

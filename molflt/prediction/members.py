@@ -13,7 +13,7 @@ import torch
 
 from molflt.errors import InputError
 from molflt.files import sole_writer
-from molflt.model.model_file import LoadedModel, load_model, load_models, save_model
+from molflt.model.file import LoadedModel, load_model, load_models, save_model
 from molflt.model.uncertainty import Uncertainty
 from molflt.terminal_text import shown
 from molflt.vocabulary import MethodName
@@ -75,7 +75,7 @@ def load_members(
         models: a model file, a run directory, the directory of an ensemble, ``pretrained:NAME``, one of these with
             ``#K`` behind it for its K-th member, counted from 0, a loaded model, or several of them:
             one ensemble.
-        frequencies: see :func:`molflt.model.model_file.load_model`; loaded models are left as they are.
+        frequencies: see :func:`molflt.model.file.load_model`; loaded models are left as they are.
 
     Raises:
         InputError: a file cannot be used, or the members predict different quantities.

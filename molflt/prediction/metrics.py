@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from ase.data import chemical_symbols
 
-from molflt.model.standardiser import mean_absolute_deviation
+from molflt.model.scale_shift import mean_absolute_deviation
 
 if TYPE_CHECKING:
     from molflt.prediction.evaluate import Evaluation

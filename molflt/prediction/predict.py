@@ -20,8 +20,8 @@ from molflt.data.progress import track
 from molflt.data.quality import domain
 from molflt.data.quality.occurrence import Reason
 from molflt.errors import InputError, does_not_fit, fitting
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, ModelMetadata
+from molflt.model.energy import EnergyModel
+from molflt.model.file import LoadedModel, ModelMetadata
 from molflt.prediction.members import uncertainty_of
 from molflt.prediction.output import BY_ATOM, Conformers, Prediction, conformers_of, joined
 from molflt.terminal_text import printable

@@ -36,7 +36,7 @@ from molflt.report.curves import (
     learning_curves,
 )
 from molflt.terminal_text import printable
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
 
 MOST_POINTS = 5000
 """Most structures in one parity plot; a random sample is shown of more."""

@@ -33,8 +33,8 @@ from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.compiled import compile_model, is_wanted
 from molflt.model.derivatives import derivatives
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel
+from molflt.model.energy import EnergyModel
+from molflt.model.file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
 from molflt.prediction.predict import choose_device, doubt_of_forces, outside, why_no_forces

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
-from molflt.model.model_file import LoadedModel
+from molflt.model.file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model
 from molflt.prediction.predict import doubt_of_forces, why_no_forces

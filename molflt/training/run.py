@@ -25,14 +25,14 @@ from molflt.data.quality.screen import write_skipped
 from molflt.errors import InputError, does_not_fit, out_of_memory
 from molflt.files import alone, resolve_path
 from molflt.model.compiled import compile_model, is_wanted
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
+from molflt.model.energy import EnergyModel
+from molflt.model.file import LoadedModel, ModelMetadata, TrainingData
 from molflt.prediction.members import BEST, member_paths
 from molflt.prediction.model import Model, load
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.fine_tuning import load_initial, take_over
-from molflt.training.processes import (
+from molflt.training.launch import (
     cluster_plugins,
     connect,
     interrupts,
@@ -41,7 +41,7 @@ from molflt.training.processes import (
     losing_no_process,
 )
 from molflt.training.recorder import RunRecorder, Score
-from molflt.training.run_directory import (
+from molflt.training.run_dir import (
     CHECKPOINT,
     LAST,
     OCCUPIED,

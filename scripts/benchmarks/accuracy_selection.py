@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from molflt.files import atomic_file
-from molflt.training.config_file import to_yaml
+from molflt.training.yaml import to_yaml
 from scripts import results
 from scripts.benchmarks.accuracy_data import DATA_SETS, Split, available, divide, write_missing
 from scripts.benchmarks.accuracy_rows import VARIANTS, run_config

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from molflt.attention.registry import attention_config
 from molflt.data.dataset import StructureDataset
 from molflt.errors import InputError
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import load_model, save_model, set_frequencies
+from molflt.model.energy import EnergyModel
+from molflt.model.file import load_model, save_model, set_frequencies
 from tests.attention.structures import STRUCTURES
 from tests.golden.values import energies as golden_energies
 from tests.golden.values import structures as golden_structures

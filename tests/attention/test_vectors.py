@@ -13,7 +13,7 @@ from molflt.attention.moments import typical_neighbours
 from molflt.attention.smooth import envelope
 from molflt.model.config import ModelConfig
 from molflt.model.derivatives import derivatives
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from tests.attention.layers import CUTOFF, DIM, HEADS, Layer, check_ways_agree, images, local_sum
 from tests.attention.structures import STRUCTURES, batch_of, rotated
 from tests.model.models import energies, make_model

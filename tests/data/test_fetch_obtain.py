@@ -15,7 +15,7 @@ from molflt.data.fetch import obtain as module
 from molflt.data.fetch.catalogue import OC20_IS2RE, Archive, Splits, commands, find_splits, missing_splits
 from molflt.data.fetch.obtain import Plan, make_plan, obtain, present_splits
 from molflt.errors import InputError
-from molflt.training.config_file import load_config
+from molflt.training.yaml import load_config
 from tests.data.fetch_server import SPLITS, Handler, Reply, Server, archive_of, good_tar, serving
 
 CONTENT = good_tar()

@@ -130,9 +130,9 @@ def test_the_change_makes_it_a_name(tmp_path: Path) -> None:
 TRY = """
 import molflt
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model
-from molflt.training.config_file import load_config
+from molflt.model.energy import EnergyModel
+from molflt.model.file import ModelMetadata, TrainingData, load_model, save_model
+from molflt.training.yaml import load_config
 
 with open("tiny.yaml", "w") as file:
     file.write("data: {train: a.lmdb, val: b.lmdb}\\n")

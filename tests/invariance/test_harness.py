@@ -30,9 +30,9 @@ from molflt.invariance.structures import (
     scaled_until_it_matters,
 )
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel
-from molflt.model.standardiser import Statistics
+from molflt.model.energy import EnergyModel
+from molflt.model.file import LoadedModel
+from molflt.model.scale_shift import Statistics
 from molflt.prediction.predict import unlabelled
 from molflt.training.config import preset_config
 from tests.attention.structures import STRUCTURES, slab

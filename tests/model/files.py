@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from molflt.data.dataset import StructureDataset
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import (
+from molflt.model.energy import EnergyModel
+from molflt.model.file import (
     METADATA_KEY,
     LoadedModel,
     ModelMetadata,

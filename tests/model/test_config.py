@@ -16,9 +16,9 @@ from molflt.attention.config import MechanismConfig
 from molflt.attention.registry import ATTENTIONS, KERNELS, MECHANISMS, attention_config
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.training.config import preset_config
-from molflt.training.config_file import load_config, to_yaml
+from molflt.training.yaml import load_config, to_yaml
 from tests.attention.structures import STRUCTURES, batch_of
 from tests.training.runs import written
 

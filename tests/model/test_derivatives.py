@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from molflt.model.derivatives import derivatives
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from tests.attention.structures import STRUCTURES, batch_of, random_rotation, rotated
 from tests.model.models import check_forces, check_hessian_vector_product, check_stress
 from tests.model.models import make_model as make

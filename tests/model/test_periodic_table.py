@@ -9,7 +9,7 @@ import pytest
 import torch
 from ase.data import atomic_numbers, chemical_symbols
 
-from molflt.model.periodic_table import descriptors, element_embedding, group_and_period, likeness
+from molflt.model.elements import descriptors, element_embedding, group_and_period, likeness
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 TABLE = """

@@ -6,7 +6,7 @@ import torch
 from ase import Atoms
 
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from tests.attention.structures import STRUCTURES
 from tests.model.models import EXTREMES, SIZES, check_finite
 

@@ -16,7 +16,7 @@ from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.data.quality.domain import GEOMETRIC
 from molflt.files import resolve_path
 from molflt.invariance.structures import ADDITIVE
-from molflt.model.model_file import load_models, read_metadata
+from molflt.model.file import load_models, read_metadata
 from molflt.prediction.members import pretrained_models
 from molflt.prediction.predict import outside
 from scripts.benchmarks.additivity import excess

@@ -11,7 +11,7 @@ from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.rdkit import from_smiles
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.report.curves import far_curves, local_curves
 from tests.attention.layers import small
 

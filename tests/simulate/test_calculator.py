@@ -20,7 +20,7 @@ from ase.io.trajectory import Trajectory
 from ase.optimize import BFGS, FIRE
 
 from molflt.errors import InputError
-from molflt.model.model_file import save_model
+from molflt.model.file import save_model
 from molflt.prediction.model import Model
 from molflt.simulate.ase import MolFLTCalculator
 from tests.attention.structures import STRUCTURES, random_rotation, rotated

@@ -16,7 +16,7 @@ from ase.optimize import BFGS
 from ase.phonons import Phonons
 from ase.vibrations import Vibrations
 
-from molflt.model.model_file import save_model
+from molflt.model.file import save_model
 from molflt.simulate.ase import MolFLTCalculator
 
 pytestmark = pytest.mark.slow

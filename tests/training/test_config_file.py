@@ -8,7 +8,7 @@ from molflt.attention.layer import FourierAttention
 from molflt.attention.softmax import SoftmaxAttention
 from molflt.errors import InputError
 from molflt.training.config import preset_config
-from molflt.training.config_file import load_config
+from molflt.training.yaml import load_config
 from tests.training.runs import written
 
 

@@ -19,9 +19,9 @@ from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_ne
 from molflt.attention.sparse import scalar_products, sum_of_entries
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
+from molflt.model.elements import element_embedding
 from molflt.model.encoder import Encoder, full_precision
-from molflt.model.periodic_table import element_embedding
-from molflt.model.standardiser import Standardiser
+from molflt.model.scale_shift import ScaleShift
 from molflt.vocabulary import N_TAGS, TAG_ADSORBATE, MethodName
 
 
@@ -206,7 +206,8 @@ class EnergyModel(nn.Module):
         self.displacement_head = (
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )
-        self.standardiser = Standardiser()
+        # Under this name its tensors are in model files.
+        self.standardiser = ScaleShift()
         # Takes the place of :meth:`evaluate`, as a function of model and inputs.
         self.compiled: Callable[[EnergyModel, Inputs], ModelOutput] | None = None
 
