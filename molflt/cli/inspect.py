@@ -222,7 +222,7 @@ def explain_command(
         claim_new_file(context, out, (".html", ".csv"), overwrite)
     from molflt.data.reading import ReadOptions
     from molflt.prediction.members import load_member
-    from molflt.prediction.predict import choose_device, outside
+    from molflt.prediction.predict import choose_device, domain_violations
     from molflt.report.explain import explain
     from molflt.report.explain_page import as_json as content
     from molflt.report.explain_page import write_csv, write_page
@@ -234,7 +234,7 @@ def explain_command(
     data = _one_structure(structure, index, options)
     explanation = explain(loaded, data, atom, target_device)
     doubt = ""
-    if reasons := [reason.text for reason in outside(loaded, explanation.structure)]:
+    if reasons := [reason.text for reason in domain_violations(loaded, explanation.structure)]:
         doubt = listed("outside the model's domain; what it says may mean little", reasons)
         warn(doubt)
     if out is not None:

@@ -46,9 +46,9 @@ def train_command(
     except InputError as error:
         if first:
             raise
-        from molflt.training.launch import wait_for_the_first
+        from molflt.training.launch import wait_for_first_process
 
-        wait_for_the_first()
+        wait_for_first_process()
         if isinstance(error, AgreedError):
             raise typer.Exit(2) from None
         raise InputError(f"in a process that is not the first: {error}") from error

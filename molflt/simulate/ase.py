@@ -37,7 +37,7 @@ from molflt.model.energy import EnergyModel
 from molflt.model.file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predict import choose_device, doubt_of_forces, outside, why_no_forces
+from molflt.prediction.predict import choose_device, domain_violations, doubt_of_forces, why_no_forces
 from molflt.simulate.replay import Replay
 from molflt.vocabulary import DIFFERENTIABLE, Compile, TagConvention
 
@@ -326,7 +326,7 @@ class DomainWarnings:
 
     def ask(self, loaded: LoadedModel, data: Data, where: str = "") -> None:
         """Warn of new reasons about a structure; ``where`` says which of several it is."""
-        for rule, text in outside(loaded, data):
+        for rule, text in domain_violations(loaded, data):
             atoms = data.atomic_numbers.sort().values.tolist()
             self.say(f"{where}{text}", f"{rule} {atoms}" if rule in GEOMETRIC else text, stacklevel=5)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from molflt.attention.far.members import REFERENCE_DENSITY
+from molflt.attention.geometry import geometry_of_batch
 from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.rdkit import from_smiles
@@ -98,7 +99,8 @@ def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum):
     found = far_curves(model)
     assert (found.intended is None) == (found.spectrum is None) == (spectrum == "free")
     data = attach_neighbours(from_smiles("CCO"), 4.0, False)
-    geometry = model.geometry(collate([data]))
+    batch = collate([data])
+    geometry = geometry_of_batch(batch, model.layout(batch), model.dtype)
     (field,) = model.positions.method.fields(geometry, model.positions.rpe())
     distance = torch.cdist(geometry.positions, geometry.positions).numpy()
     for layer in range(3):
