@@ -185,19 +185,15 @@ def average_models(paths: Sequence[ModelPath], target: str | Path) -> LoadedMode
     """
     if len(paths) < 2:
         raise InputError("give at least two model files to average, such as RUN_DIR/epoch-*.safetensors")
-    target = Path(target)
-    _refuse_existing(target)
     with sole_writer(target):
-        _refuse_existing(target)
-        return _average(paths, target)
+        if Path(target).exists():
+            raise InputError(f"{target}: exists already; choose another name")
+        averaged = _average(paths)
+        save_model(target, averaged.model, averaged.metadata)
+        return replace(averaged, path=Path(target), name=str(target))
 
 
-def _refuse_existing(target: Path) -> None:
-    if target.exists():
-        raise InputError(f"{target}: exists already; choose another name")
-
-
-def _average(paths: Sequence[ModelPath], target: Path) -> LoadedModel:
+def _average(paths: Sequence[ModelPath]) -> LoadedModel:
     first = load_model(Path(paths[0]))
     learnt = {name for name, _ in first.model.named_parameters()}
     state = first.model.state_dict()
@@ -216,6 +212,4 @@ def _average(paths: Sequence[ModelPath], target: Path) -> LoadedModel:
                 raise InputError(f"{path}: '{name}' differs from that of {paths[0]}; they are not of one run")
     first.model.load_state_dict({**state, **{name: total / len(paths) for name, total in sums.items()}})
     # The errors of these weights are not known.
-    metadata = first.metadata.model_copy(update={"validation": {}, "uncertainty": None})
-    save_model(target, first.model, metadata)
-    return LoadedModel(first.model, metadata, target)
+    return replace(first, metadata=first.metadata.model_copy(update={"validation": {}, "uncertainty": None}))

@@ -19,7 +19,7 @@ from molflt.attention.registry import AttentionConfig
 from molflt.data.quality.screen import SKIPPED
 from molflt.errors import InputError
 from molflt.files import remove_leftovers
-from molflt.invariance.harness import Result, run_suite
+from molflt.invariance import Result, run_suite
 from molflt.model.file import LoadedModel, library_versions
 from molflt.model.uncertainty import LEVELS
 from molflt.prediction.evaluate import Evaluation, evaluate
@@ -96,7 +96,7 @@ def write_report(
         loaded: the model, or the first member of an ensemble, whose RPE and configuration are shown.
         sets: evaluations of it; the worst structures are of the first.
         records: of :func:`molflt.training.run_dir.read_records`; without any there are no learning curves.
-        results: of :func:`molflt.invariance.harness.run_suite`; None explains how to get them.
+        results: of :func:`molflt.invariance.run_suite`; None explains how to get them.
         command: by which the model was trained or evaluated.
         n_members: size of the ensemble.
         warnings: on the training data; those of the evaluations are shown as well.

@@ -182,9 +182,8 @@ def _expanded(content: dict[str, Any]) -> dict[str, Any]:
     """Write short forms out: model.attention=flt may precede model.attention.n_features=32."""
     if isinstance(content.get("init"), str):
         content = {**content, "init": {"model": content["init"]}}
-    model = content.get("model")
-    name = model.get("attention") if isinstance(model, dict) else None
-    if isinstance(name, str) and name in {**ATTENTIONS, **MECHANISMS}:
+    model, known = content.get("model"), {**ATTENTIONS, **MECHANISMS}
+    if isinstance(model, dict) and isinstance(name := model.get("attention"), str) and name in known:
         content = {**content, "model": {**model, "attention": preset_keys(name)}}
     return content
 

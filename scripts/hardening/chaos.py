@@ -211,7 +211,7 @@ def main() -> None:
 def _import_everything() -> None:
     """What the commands import when they run, so that a strike meets them at work."""
     import molflt.data.oc20.writer  # noqa: F401
-    import molflt.invariance.harness  # noqa: F401
+    import molflt.invariance  # noqa: F401
     import molflt.prediction.shards  # noqa: F401
     import molflt.report.model  # noqa: F401
     import molflt.training.ensemble  # noqa: F401

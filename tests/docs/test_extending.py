@@ -22,7 +22,7 @@ from molflt.data.dataset import StructureDataset
 from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
-from molflt.invariance.harness import CHECKS
+from molflt.invariance import CHECKS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "extending.md"

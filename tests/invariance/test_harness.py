@@ -18,8 +18,8 @@ from molflt.data.ase import from_atoms
 from molflt.data.open import open_dataset
 from molflt.data.rdkit import from_smiles
 from molflt.data.reading import ReadOptions
+from molflt.invariance import CHECKS, Result, run_suite
 from molflt.invariance import structures as make
-from molflt.invariance.harness import CHECKS, Result, run_suite
 from molflt.invariance.structures import (
     SHARE,
     additivity,
@@ -164,7 +164,7 @@ def test_each_check_finds_what_it_is_for(name, monkeypatch):
 
 
 def test_weights_lost_in_the_file_are_found(monkeypatch):
-    monkeypatch.setattr("molflt.invariance.harness.load_model", lambda path: small({"tolerance": 2e-4}))
+    monkeypatch.setattr("molflt.invariance.load_model", lambda path: small({"tolerance": 2e-4}))
     loaded = small({})
     with torch.no_grad():
         loaded.model.energy_head.factor.mul_(1.01)

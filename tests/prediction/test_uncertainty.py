@@ -13,8 +13,8 @@ from molflt.model.file import save_models
 from molflt.model.uncertainty import LEVELS, ONE_SIGMA, WIDE, Uncertainty
 from molflt.prediction.evaluate import measured
 from molflt.prediction.members import calibrated, load_member, load_members, uncertainty_of
+from molflt.prediction.metrics import calibrate, cross_fitted, measure
 from molflt.prediction.predict import predict
-from molflt.prediction.uncertainty import calibrate, cross_fitted, measure
 
 KNOWN = Uncertainty(
     n_members=2, floor=0.1, multiples=[1.0, 2.0, 3.0, 4.0], coverage=[0.5, 0.7, 0.9, 0.95], data="x", n_structures=99

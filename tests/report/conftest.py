@@ -9,7 +9,7 @@ from ase.build import add_adsorbate, fcc111, molecule
 
 from molflt.data.ase import from_atoms
 from molflt.data.dataset import ListDataset
-from molflt.invariance.harness import Result
+from molflt.invariance import Result
 from molflt.model.file import load_model
 from molflt.prediction.evaluate import Evaluation, StructureTable
 from molflt.prediction.output import Prediction

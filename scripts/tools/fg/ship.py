@@ -26,7 +26,7 @@ from molflt.model.file import LoadedModel, save_models
 from molflt.model.uncertainty import LEVELS, ONE_SIGMA, WIDE, Uncertainty
 from molflt.prediction.evaluate import Evaluation, evaluate, measured
 from molflt.prediction.members import calibrated, load_members
-from molflt.prediction.uncertainty import cross_fitted
+from molflt.prediction.metrics import cross_fitted
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
 from scripts.tools.fg import describe
