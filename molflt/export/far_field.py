@@ -25,14 +25,10 @@ class FarField(nn.Module):
         basis = positions.rpe()
         widths = basis.widths.detach().double()
         kappa = torch.zeros_like(widths) if basis.kappa is None else basis.kappa.detach().double()
-        self.widths: Tensor
-        self.kappa: Tensor
-        self.amplitudes: Tensor
-        self.cutoffs: Tensor
-        self.register_buffer("widths", widths)
-        self.register_buffer("kappa", kappa)
-        self.register_buffer("amplitudes", basis.amplitudes.detach().double())
-        self.register_buffer("cutoffs", basis.cutoffs(tolerance).detach())
+        self.widths = nn.Buffer(widths)
+        self.kappa = nn.Buffer(kappa)
+        self.amplitudes = nn.Buffer(basis.amplitudes.detach().double())
+        self.cutoffs = nn.Buffer(basis.cutoffs(tolerance).detach())
         self.taper, self.end = TAPER, GAUSSIAN_END
         self.padding = cutoff_factor(tolerance / 10) * float(widths.max())
 

@@ -48,14 +48,10 @@ class ScaleShift(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mean: Tensor
-        self.std: Tensor
-        self.references: Tensor
-        self.displacement_std: Tensor
-        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("std", torch.ones((), dtype=torch.float64))
-        self.register_buffer("references", torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64))
-        self.register_buffer("displacement_std", torch.ones((), dtype=torch.float64))
+        self.mean = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.std = nn.Buffer(torch.ones((), dtype=torch.float64))
+        self.references = nn.Buffer(torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64))
+        self.displacement_std = nn.Buffer(torch.ones((), dtype=torch.float64))
 
     def load_statistics(self, statistics: Statistics) -> None:
         """Load the statistics of a training set."""

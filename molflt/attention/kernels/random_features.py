@@ -105,8 +105,7 @@ class DrawnMatrix(WeightMatrix):
         with generator.device:
             omega = draw(n_features, dim, generator)
         self.shape = (len(omega), dim)
-        self.omega: Tensor
-        self.register_buffer("omega", omega.to(torch.get_default_dtype()))
+        self.omega = nn.Buffer(omega.to(torch.get_default_dtype()))
 
     def forward(self) -> Tensor:
         """See :class:`WeightMatrix`."""
