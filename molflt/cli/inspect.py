@@ -75,7 +75,7 @@ def info_command(
 def _model_info(members: list[LoadedModel], name: str) -> dict[str, Any]:
     from ase.data import chemical_symbols
 
-    from molflt.model.uncertainty import LEVELS
+    from molflt.model.config import LEVELS
 
     loaded = members[0]
     card_file = loaded.path.with_suffix(".md")

@@ -25,9 +25,8 @@ from molflt.data.labels import LabelSpec, Target
 from molflt.data.quality.domain import Domain
 from molflt.errors import InputError, in_line, ordinary_file
 from molflt.files import atomic_file
-from molflt.model.config import ModelConfig
+from molflt.model.config import ModelConfig, Uncertainty
 from molflt.model.energy import EnergyModel, set_frequencies
-from molflt.model.uncertainty import Uncertainty
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, MethodName
 
 SCHEMA_VERSION = 10

@@ -22,8 +22,8 @@ from molflt.data.quality.screen import Screening
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.errors import InputError
 from molflt.files import resolve_path
+from molflt.model.config import Uncertainty
 from molflt.model.file import LoadedModel
-from molflt.model.uncertainty import Uncertainty
 from molflt.prediction.members import ModelPath, calibrated, load_members
 from molflt.prediction.metrics import (
     Calibration,

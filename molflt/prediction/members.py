@@ -13,8 +13,8 @@ import torch
 
 from molflt.errors import InputError
 from molflt.files import sole_writer
+from molflt.model.config import Uncertainty
 from molflt.model.file import LoadedModel, load_model, load_models, save_model
-from molflt.model.uncertainty import Uncertainty
 from molflt.terminal_text import shown
 from molflt.vocabulary import MethodName
 

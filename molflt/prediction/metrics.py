@@ -10,8 +10,8 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from molflt.errors import InputError
+from molflt.model.config import LEVELS, Uncertainty
 from molflt.model.scale_shift import mean_absolute_deviation
-from molflt.model.uncertainty import LEVELS, Uncertainty
 
 if TYPE_CHECKING:
     from molflt.prediction.evaluate import Evaluation
@@ -251,7 +251,7 @@ def calibrate(predicted: np.ndarray, std: np.ndarray, expected: np.ndarray) -> C
 def measure(
     predicted: np.ndarray, spread: np.ndarray, expected: np.ndarray, n_members: int, data: str
 ) -> Uncertainty:
-    """Measure intervals that contain the errors, see :mod:`molflt.model.uncertainty`.
+    """Measure intervals that contain the errors, see :mod:`molflt.model.config`.
 
     The floor is that of maximum likelihood under a Laplace distribution whose scale is proportional to floor +
     spread.

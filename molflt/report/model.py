@@ -20,8 +20,8 @@ from molflt.data.quality.screen import SKIPPED
 from molflt.errors import InputError
 from molflt.files import remove_leftovers
 from molflt.invariance import Result, run_suite
+from molflt.model.config import LEVELS
 from molflt.model.file import LoadedModel, library_versions
-from molflt.model.uncertainty import LEVELS
 from molflt.prediction.evaluate import Evaluation, evaluate
 from molflt.prediction.members import load_members
 from molflt.prediction.metrics import EWT_THRESHOLD, GroupErrors, by_adsorbate, by_element, by_size

@@ -22,7 +22,7 @@ from molflt.data.record import to_record
 from molflt.training.config import PRESETS, preset_config
 from molflt.training.yaml import MOST_CHARACTERS, load_config
 
-MOST_FILES = 76
+MOST_FILES = 64
 """Of molflt, that are imported to compute one energy."""
 COMMANDS = (
     "train", "evaluate", "predict", "merge", "adsorb", "explain", "plot", "check-invariance", "info", "convert",

@@ -9,8 +9,8 @@ from scipy.stats import norm
 import molflt
 from molflt import MolFLTCalculator
 from molflt.errors import InputError
+from molflt.model.config import LEVELS, ONE_SIGMA, WIDE, Uncertainty
 from molflt.model.file import save_models
-from molflt.model.uncertainty import LEVELS, ONE_SIGMA, WIDE, Uncertainty
 from molflt.prediction.evaluate import measured
 from molflt.prediction.members import calibrated, load_member, load_members, uncertainty_of
 from molflt.prediction.metrics import calibrate, cross_fitted, measure
