@@ -80,7 +80,7 @@ GUARDS = "molflt/RemoveGuard"
 OPERATOR_PROVIDERS["molflt"] = {"RemoveGuard": RemoveGuard}
 
 
-def annotations(source: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def annotated(source: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """Begins and ends of the annotations of arguments and results."""
     for node in ast.walk(source):
         found = getattr(node, "returns", None) or getattr(node, "annotation", None)
@@ -98,7 +98,7 @@ def mutants(modules: list[Path], guards: bool) -> list[WorkItem]:
 def sample(n_places: int, seed: int) -> list[WorkItem]:
     """One mutant at each of some random places, relative to the working directory."""
     modules = [path for package in PACKAGES for path in sorted(Path("molflt", package).rglob("*.py"))]
-    unused = {path: list(annotations(ast.parse(path.read_text(encoding="utf-8")))) for path in modules}
+    unused = {path: list(annotated(ast.parse(path.read_text(encoding="utf-8")))) for path in modules}
     places: dict[tuple[str, tuple[int, int], str], list[WorkItem]] = defaultdict(list)
     for item in mutants(modules, guards=False):
         mutation = item.mutations[0]
