@@ -32,15 +32,13 @@ from torch.nn import functional
 
 from molflt.attention.build import FAR_SHARE, Built, Sizes, build_rpe
 from molflt.attention.config import MatricesConfig
-from molflt.attention.context import FourierContext, FourierPositions
 from molflt.attention.far.field import ExactMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.layer import RPE_WEIGHT_STD
-from molflt.attention.mechanism import AttentionLayer
+from molflt.attention.mechanism import COMPONENTS, AttentionLayer, FourierContext, FourierPositions
 from molflt.attention.moments import typical_neighbours
 from molflt.attention.near import Neighbourhood
 from molflt.attention.sparse import weighted_sum
-from molflt.attention.vectors import COMPONENTS
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 HIDDEN = 32
@@ -154,14 +152,9 @@ class Algebra(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lift: Tensor
-        self.left: Tensor
-        self.right: Tensor
-        self.sums: Tensor
-        self.parts: Tensor
-        self.squares: Tensor
-        for name, matrix in _constants().items():
-            self.register_buffer(name, matrix, persistent=False)
+        self.lift, self.left, self.right, self.sums, self.parts, self.squares = (
+            nn.Buffer(matrix, persistent=False) for matrix in _constants()
+        )
 
     def lifted(self, moments: Tensor) -> Tensor:
         """(n, 10, c), see :class:`LocalMoments` → (9, n, c)."""
@@ -227,8 +220,8 @@ def _slope(gradient: Tensor, found: Tensor, factor: Tensor) -> Tensor:
     return torch.addcmul(gradient * factor, found, (found * gradient).sum(dim=0), value=-2)
 
 
-def _constants() -> dict[str, Tensor]:
-    """The constants of :class:`Algebra`."""
+def _constants() -> tuple[Tensor, ...]:
+    """Return the constants of :class:`Algebra`."""
     lift, basis = torch.zeros(COMPONENTS, 10), torch.zeros(COMPONENTS, 3, 3)
     lift[0, 0], basis[0] = 1.0, torch.eye(3)
     for i in range(3):
@@ -246,14 +239,9 @@ def _constants() -> dict[str, Tensor]:
             terms.setdefault(term, torch.zeros(3, 3))[i, j] += 1
     left = torch.stack([basis[:, a, b] for a, b, _, _ in terms])
     right = torch.stack([basis[:, c, d] for _, _, c, d in terms])
-    return {
-        "lift": lift,
-        "left": left,
-        "right": right,
-        "sums": basis.flatten(1) @ torch.stack(list(terms.values())).flatten(1).t(),
-        "parts": torch.eye(3)[[0] + [1] * 3 + [2] * 5].t().contiguous(),
-        "squares": torch.stack([lift.square().sum(dim=1), basis.square().sum(dim=(1, 2))]),
-    }
+    sums = basis.flatten(1) @ torch.stack(list(terms.values())).flatten(1).t()
+    parts = torch.eye(3)[[0] + [1] * 3 + [2] * 5].t().contiguous()
+    return lift, left, right, sums, parts, torch.stack([lift.square().sum(dim=1), basis.square().sum(dim=(1, 2))])
 
 
 def build_matrices(config: MatricesConfig, sizes: Sizes) -> Built:

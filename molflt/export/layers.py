@@ -11,9 +11,9 @@ from torch.nn import functional
 from molflt.attention.kernels.random_features import RandomFeatureKernel
 from molflt.attention.layer import FourierAttention
 from molflt.attention.matrices import MatrixAttention, bounded
+from molflt.attention.mechanism import COMPONENTS
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.attention.smooth import GAUSSIAN_END
-from molflt.attention.vectors import COMPONENTS
 from molflt.export.far_field import convolved
 from molflt.model.encoder import EncoderLayer
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
@@ -28,16 +28,12 @@ class Radial(nn.Module):
         super().__init__()
         self.cutoff, self.pair_types, self.end = radial.cutoff, radial.pair_types, GAUSSIAN_END
         self.even, self.reach = radial.spacing == "even", -math.expm1(-radial.cutoff)
-        self.steepness: Tensor
-        self.shift: Tensor
-        self.gamma: Tensor
-        self.beta: Tensor
         steepness = torch.exp(-radial.log_widths.detach()) / math.sqrt(2)
-        self.register_buffer("steepness", steepness)
-        self.register_buffer("shift", radial.centres.detach() * steepness)
+        self.steepness = nn.Buffer(steepness)
+        self.shift = nn.Buffer(radial.centres.detach() * steepness)
         if radial.pair_types:
-            self.register_buffer("gamma", radial.gamma.detach())
-            self.register_buffer("beta", radial.beta.detach())
+            self.gamma = nn.Buffer(radial.gamma.detach())
+            self.beta = nn.Buffer(radial.beta.detach())
         self.n_types = MAX_ATOMIC_NUMBER + 1
 
     def forward(self, distances: Tensor, receiver_types: Tensor, sender_types: Tensor) -> Tensor:
@@ -63,11 +59,8 @@ class Layer(nn.Module):
         self.attention_norm, self.ffn_norm, self.ffn = layer.attention_norm, layer.ffn_norm, layer.ffn
         self.projection, self.value = attention.query_key.projection, attention.value
         self.bias, self.output = attention.local_rpe.bias, attention.output
-        self.root_temperature: Tensor
-        self.rpe_weights: Tensor
-        self.omega: Tensor
-        self.register_buffer("root_temperature", attention.query_key.temperature.detach().sqrt())
-        self.register_buffer("rpe_weights", attention.rpe_weights.detach())
+        self.root_temperature = nn.Buffer(attention.query_key.temperature.detach().sqrt())
+        self.rpe_weights = nn.Buffer(attention.rpe_weights.detach())
         self.n_heads, self.stream = attention.n_heads, attention.stream
         # The far field carries the first channels of every head: of vectors, which come first, and of scalars.
         self.far_vectors = 0 if attention.stream is None else COMPONENTS * attention.stream.far_channels
@@ -79,7 +72,7 @@ class Layer(nn.Module):
         kernel = attention.kernel
         self.kernelised = isinstance(kernel, RandomFeatureKernel)
         if isinstance(kernel, RandomFeatureKernel):
-            self.register_buffer("omega", kernel.weights().detach())
+            self.omega = nn.Buffer(kernel.weights().detach())
         moments = attention.moments
         self.has_moments = moments is not None
         if moments is not None:
@@ -187,8 +180,7 @@ class MatrixLayer(nn.Module):
         self.near, self.gathered, self.product, self.output = own.near, own.gathered, own.product, own.output
         self.n_heads, self.far_channels, self.has_far = own.n_heads, own.far_channels, len(own.rpe_weights) > 0
         self.algebra = own.algebra
-        self.rpe_weights: Tensor
-        self.register_buffer("rpe_weights", own.rpe_weights.detach())
+        self.rpe_weights = nn.Buffer(own.rpe_weights.detach())
 
     def from_afar(self, sent: Tensor, pairs: Tensor, waves: Tensor, spectra: Tensor) -> Tensor:
         """Σ_all f̂_h Y_j, (n, 9 C) → (9, n, C)."""

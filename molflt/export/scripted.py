@@ -1,6 +1,6 @@
 """Energy of one structure in the operations that TorchScript has, for exported models.
 
-It repeats the model of :mod:`molflt.model.energy_model` for one structure, with the neighbour list contracted edge by
+It repeats the model of :mod:`molflt.model.energy` for one structure, with the neighbour list contracted edge by
 edge, and the far field of :mod:`molflt.export.far_field`.
 """
 
@@ -14,16 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.config import FourierConfig, LocalConfig, MatricesConfig, MethodKeys
-from molflt.attention.context import FourierPositions
 from molflt.attention.kernels.random_features import RandomFeatureKernel, positive
+from molflt.attention.mechanism import COMPONENTS, FourierPositions
 from molflt.attention.moments import second_power, typical_neighbours
 from molflt.attention.smooth import envelope, shortened
-from molflt.attention.vectors import COMPONENTS
 from molflt.errors import InputError
 from molflt.export.far_field import FarField
 from molflt.export.layers import Layer, MatrixLayer, Radial
 from molflt.model.encoder import EncoderLayer
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.model.repulsion import half_of_pairs
 from molflt.vocabulary import TAG_ADSORBATE
 
@@ -72,15 +71,11 @@ class ScriptedEnergy(nn.Module):
         self.centrality, self.norm, self.mlp = embedding.centrality, model.encoder.norm, head.mlp
         self.repulsive = model.repulsion is not None
         if model.repulsion is not None:
-            self.register_buffer("radii", model.repulsion.radii)
-        self.factor: Tensor
-        self.mean: Tensor
-        self.std: Tensor
-        self.references: Tensor
-        self.register_buffer("factor", head.factor.detach())
-        self.register_buffer("mean", statistics.mean)
-        self.register_buffer("std", statistics.std)
-        self.register_buffer("references", statistics.references)
+            self.radii = nn.Buffer(model.repulsion.radii)
+        self.factor = nn.Buffer(head.factor.detach())
+        self.mean = nn.Buffer(statistics.mean)
+        self.std = nn.Buffer(statistics.std)
+        self.references = nn.Buffer(statistics.references)
 
     def atomic_energies(
         self,

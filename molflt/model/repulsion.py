@@ -28,9 +28,8 @@ class Repulsion(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.radii: Tensor
         radii = torch.tensor(covalent_radii[: MAX_ATOMIC_NUMBER + 1] * 100).round()
-        self.register_buffer("radii", radii.to(torch.get_default_dtype()), persistent=False)
+        self.radii = nn.Buffer(radii.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, neighbourhood: Neighbourhood) -> Tensor:
         """Return each atom's half of its pairs, (n_atoms,) eV."""

@@ -231,9 +231,9 @@ class Molflt(nn.Module):
 
     def __init__(self, numbers: Tensor, seed: int, **changes: Any) -> None:
         super().__init__()
-        from molflt.attention.context import FourierPositions
+        from molflt.attention.mechanism import FourierPositions
         from molflt.model.config import ModelConfig
-        from molflt.model.energy_model import EnergyModel
+        from molflt.model.energy import EnergyModel
 
         near_only = changes.pop("near_only", False)
         values = {"dim": 64, "n_layers": 2, "ffn_dim": 128, "cutoff": 4.0}
