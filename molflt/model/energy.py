@@ -230,9 +230,7 @@ class EnergyModel(nn.Module):
         self.compiled: Callable[[EnergyModel, Inputs], ModelOutput] | None = None
 
     def forward(self, batch: Any, n_max: int | None = None) -> ModelOutput:
-        """Return energies of a ``torch_geometric`` batch with a neighbour list.
-
-        See ``molflt.vocabulary``.
+        """Return energies of a ``torch_geometric`` batch with a neighbour list; see ``molflt.vocabulary``.
 
         Args:
             batch: a collated batch whose neighbour list reaches ``config.neighbour_cutoff``.

@@ -148,18 +148,17 @@ class EnergyTask(lightning.LightningModule):
         if self.config.loss.energy_per == "atom":
             # Relative to the mean size, so that the loss keeps its scale.
             wrong = wrong * (self.training_set.mean_n_atoms / (batch.ptr[1:] - batch.ptr[:-1]))
-        loss = self._energy_loss(wrong).sum() / n_structures
+        facts, config = self.training_set, self.config.loss
+        loss = facts.energy_loss(wrong, config.squared, self.forces).sum() / n_structures
         if forces is not None:
             error = torch.where(free[:, None], forces - batch.forces, 0.0)
             logged["force_mae"] = error.detach().abs().sum() / (3 * n_free)
-            unit = self.training_set.force_std
-            sizes = error.square().sum(dim=-1) / (3 * unit) if self.config.loss.squared else _norms(error) * free
-            loss = loss + self.force_weight * sizes.sum() / n_free / unit
+            sizes = facts.force_loss(error, config.squared) * free
+            loss = loss + self.force_weight * sizes.sum() / n_free
         if output.displacement is not None:
             displacement_loss = self._displacement_sum(output.displacement, batch) / (3 * n_free)
-            loss_config = self.config.loss
             weight = auxiliary_weight(
-                self.global_step, self._total_steps(), loss_config.auxiliary_start, loss_config.auxiliary_end
+                self.global_step, self._total_steps(), config.auxiliary_start, config.auxiliary_end
             )
             logged["displacement_loss"] = displacement_loss.detach()
             loss = loss + weight * displacement_loss
@@ -309,16 +308,6 @@ class EnergyTask(lightning.LightningModule):
         found = derivatives(model, batch, create_graph=model.training)
         return found.output, found.forces
 
-    def _energy_loss(self, wrong: Tensor) -> Tensor:
-        """Loss of errors of the energy (n_structures,) eV, relative to what there is to learn."""
-        facts = self.training_set
-        if not self.config.loss.squared:
-            return wrong.abs() / facts.statistics.spread
-        if not self.forces:
-            return (wrong / facts.statistics.spread).square()
-        # Forces times 1 Å for each atom: beside forces, a spread of energies that differ little would be too strict.
-        return (wrong / facts.force_std).square() / facts.mean_n_atoms
-
     def _displacement_sum(self, predicted: Tensor, batch: Batch) -> Tensor:
         """Sum of the standardised errors over the components of free atoms."""
         target = (batch.positions_relaxed - batch.positions).to(predicted.dtype)
@@ -343,12 +332,6 @@ class EnergyTask(lightning.LightningModule):
 
     def _total_steps(self) -> int:
         return int(self.trainer.estimated_stepping_batches)
-
-
-def _norms(vectors: Tensor) -> Tensor:
-    """Lengths of vectors (n, 3) → (n,), which rotation leaves as they are."""
-    # The length has no derivative at zero, which a force that symmetry forbids attains.
-    return (vectors.square().sum(dim=-1) + 1e-16).sqrt()
 
 
 def diverged(name: str, value: float, epoch: int, step: int) -> str:

@@ -69,6 +69,22 @@ class TrainingSet:
             return (100.0 if self.alike else 10.0) / (10.0 if squared else 1.0)
         return asked
 
+    def energy_loss(self, wrong: torch.Tensor, squared: bool, forces: bool) -> torch.Tensor:
+        """Loss of errors of the energy (n_structures,) eV, relative to what there is to learn."""
+        if not squared:
+            return wrong.abs() / self.statistics.spread
+        if not forces:
+            return (wrong / self.statistics.spread).square()
+        # Forces times 1 Å for each atom: beside forces, a spread of energies that differ little would be too strict.
+        return (wrong / self.force_std).square() / self.mean_n_atoms
+
+    def force_loss(self, error: torch.Tensor, squared: bool) -> torch.Tensor:
+        """Loss of errors of forces, (n_atoms, 3) eV/Å → (n_atoms,), which rotation leaves as it is."""
+        if squared:
+            return (error / self.force_std).square().mean(dim=-1)
+        # The length has no derivative at zero, which a force that symmetry forbids attains.
+        return (error.square().sum(dim=-1) + 1e-16).sqrt() / self.force_std
+
 
 def read_training_set(
     screening: Screening, kind: ScaleShiftKind, references: dict[str, float] | None = None
