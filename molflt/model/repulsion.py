@@ -36,7 +36,8 @@ class Repulsion(nn.Module):
         others = neighbourhood.others > 0
         # An atom's distance from itself has no inverse.
         distances = torch.where(others, neighbourhood.distances, 1.0)
-        halves = half_of_pairs(distances, *(z.to(torch.int64) for z in neighbourhood.types), self.radii)
+        receivers, senders = (z.to(torch.int64) for z in neighbourhood.types)
+        halves = half_of_pairs(distances, receivers, senders, self.radii)
         return sum_of_entries(neighbourhood.pattern, torch.where(others, halves, 0.0)[:, None]).squeeze(1)
 
 
