@@ -135,8 +135,8 @@ class PerPart(nn.Module):
 
     def forward(self, matrices: Tensor) -> Tensor:
         """(9, n, ...) of n_in channels in all → (9, n, n_out)."""
-        parts: list[Tensor] = [self.trace] + [self.vector] * 3 + [self.tensor] * 5
-        return torch.bmm(matrices.flatten(2), torch.stack(parts))
+        t, v, s = self.trace, self.vector, self.tensor
+        return torch.bmm(matrices.flatten(2), torch.stack((t, v, v, v, s, s, s, s, s)))
 
 
 class Algebra(nn.Module):
