@@ -28,15 +28,15 @@ BUDGET = {
     TOP: (7, 420),
     "adsorption": (3, 310),
     "attention": (36, 3_420),
-    "cli": (10, 1_260),
+    "cli": (10, 1_295),
     "data": (49, 7_600),
     "export": (4, 410),
     "invariance": (3, 330),
     "model": (11, 820),
-    "prediction": (9, 1_320),
+    "prediction": (9, 1_345),
     "report": (9, 1_130),
     "simulate": (4, 450),
-    "training": (13, 2_060),
+    "training": (13, 2_070),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

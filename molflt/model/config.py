@@ -32,7 +32,7 @@ class ModelConfig(BaseModel):
     auxiliary_head: bool = Field(True, description="predict the relaxed displacement as a training signal")
     read_out: Literal["auto", "all", "contact"] = Field(
         "auto",
-        description="whose energies are summed: contact, those of an adsorbate and of the surface near it; auto: "
+        description="atoms whose energies are summed: contact, an adsorbate and the surface near it; auto: "
         "contact where y_relaxed is learnt and every training structure is an adsorbate on a surface, else all",
     )
     charges: int = Field(

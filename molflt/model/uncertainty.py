@@ -54,6 +54,6 @@ class Uncertainty(BaseModel):
     def __str__(self) -> str:
         one, wide = (self.multiples[LEVELS.index(level)] for level in (ONE_SIGMA, WIDE))
         return (
-            f"{ONE_SIGMA:.0%} of the errors on {self.data} ({self.n_structures:,} structures) are smaller, "
-            f"{WIDE:.0%} smaller than {wide / one:.1f} times it"
+            f"± is a {ONE_SIGMA:.0%} interval calibrated on {self.data} ({self.n_structures:,} structures); "
+            f"×{wide / one:.1f} gives {WIDE:.0%}"
         )

@@ -225,8 +225,8 @@ def _energies(axes: Axes, sets: Sequence[Evaluation], target: str, values: Seque
     with_bars = sum(map(len, sets)) <= MOST_ERROR_BARS
     for s, y, chosen, colour in zip(sets, values, shown(sets), palette(len(sets)), strict=True):
         x = s.expected - s.table.references
-        if s.std is not None and with_bars:
-            axes.errorbar(x, y, s.std, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5)
+        if s.uncertainty_eV is not None and with_bars:
+            axes.errorbar(x, y, s.uncertainty_eV, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5)
         line = _points(axes, x[chosen], y[chosen], s.name, colour)
         line.texts = [_about(s, k) for k in chosen]
     less = " − references" if any(s.table.references.any() for s in sets) else ""
@@ -234,7 +234,7 @@ def _energies(axes: Axes, sets: Sequence[Evaluation], target: str, values: Seque
 
 
 def _about(s: Evaluation, k: int) -> str:
-    spread = "" if s.std is None else f" ± {s.std[k]:.4f}"
+    spread = "" if s.uncertainty_eV is None else f" ± {s.uncertainty_eV[k]:.4f}"
     numbers = f"expected {s.expected[k]:.4f} eV, error {s.error[k]:+.4f}{spread} eV"
     return f"{s.table.names[k]}\n{s.table.formulas[k]}\n{numbers}"
 
@@ -280,7 +280,7 @@ def draw_groups(found: GroupErrors, group: str, axes: Axes) -> None:
 
 def draw_adsorption(results: Sequence[Adsorption], axes: Axes) -> None:
     """Draw adsorption energies of a molecule as bars, with their uncertainties if known."""
-    energies, spread = (np.array([getattr(one, name) for one in results]) for name in ("energy", "uncertainty"))
+    energies, spread = (np.array([getattr(one, name) for one in results]) for name in ("energy", "uncertainty_eV"))
     bars: dict[str, Any] = {"yerr": spread, "error_kw": {"ecolor": "#333333"}} if np.isfinite(spread).all() else {}
     axes.bar(np.arange(len(results)), energies, 0.8, color=OKABE_ITO[0], **bars)
     axes.axhline(0, color=_DARK, linewidth=0.8)
@@ -299,8 +299,8 @@ def draw_coverage(sets: Sequence[Evaluation], axes: Axes) -> None:
     """Draw the share of errors within k uncertainties, beside that of a normal distribution."""
     k = np.linspace(0, 3, 61)
     for one, colour in zip(sets, palette(len(sets)), strict=True):
-        assert one.std is not None
-        share = (np.abs(one.error) <= k[:, None] * one.std).mean(axis=1)
+        assert one.uncertainty_eV is not None
+        share = (np.abs(one.error) <= k[:, None] * one.uncertainty_eV).mean(axis=1)
         axes.plot(k, share, color=colour, label=plain(one.name))
     normal = [math.erf(x / math.sqrt(2)) for x in k]
     axes.plot(k, normal, color=_GREY, linestyle="--", label="normal distribution")

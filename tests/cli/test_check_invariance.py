@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from molflt.cli.terminal import Verbosity
 from molflt.model.energy_model import EnergyModel
 
 
@@ -13,12 +14,15 @@ def test_table_and_verdict(molflt, model_path, tiny_data):
         "check-invariance", model_path, tiny_data / "val.lmdb", "--dtype", "float64", "--draws", 1, "--limit", 4
     )
     assert result.status == 0, result
-    assert "rotation" in result.out
+    assert "rotation" not in result.out
+    assert len(result.out.splitlines()) <= 10
     # One line says it all, and with --quiet it is the only one.
     (verdict,) = [line for line in result.out.splitlines() if line.startswith("PASS")]
     assert "on 4 structures: all" in verdict
     assert "hold, in float64" in verdict
     options = ("--dtype", "float64", "--draws", 1, "--limit", 4, "--quiet")
+    assert "rotation" in molflt("check-invariance", model_path, tiny_data / "val.lmdb", *options[:-1], "-v").out
+    Verbosity.set(quiet=False, verbose=False)
     assert molflt("check-invariance", model_path, tiny_data / "val.lmdb", *options).out == f"{verdict}\n"
     assert "of their spread" in result.out
 

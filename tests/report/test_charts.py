@@ -86,7 +86,7 @@ def test_points_and_bars_are_the_numbers():
         np.testing.assert_array_equal(points.get_data(), [found.expected, y])
         (bars,) = axes.collections
         ends = np.array([part[:, 1] for part in bars.get_segments()])
-        np.testing.assert_allclose(ends, np.stack([y - found.std, y + found.std], axis=1))
+        np.testing.assert_allclose(ends, np.stack([y - found.uncertainty_eV, y + found.uncertainty_eV], axis=1))
         assert axes.get_xlabel().count("eV") + axes.get_ylabel().count("eV") == units
         square = draw is draw_parity
         assert (axes.get_aspect() == 1) == (axes.get_xlim() == axes.get_ylim()) == square
