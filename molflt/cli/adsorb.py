@@ -65,7 +65,7 @@ def adsorb_command(
     for row in rows(results, minus="-"):
         table.add_row(*row)
     output.print(table)
-    say("; ".join(f"{key}: {text}" for key, text in provenance(loaded.members).items()))
+    say("\n".join(f"{key}: {text}" for key, text in provenance(loaded.members).items()))
     say(f"E is the 5th percentile over placements inside the training domain; {about_uncertainty(loaded)}")
     if out is not None:
         say(f"{len(results)} surface{'s' * (len(results) != 1)} in {out}")

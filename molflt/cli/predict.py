@@ -111,7 +111,7 @@ def predict_command(
         return
     target, meaning = loaded.target, meaning_of_uncertainty(loaded.members)
     if not as_json:
-        terminal.say("; ".join(f"{key}: {text}" for key, text in provenance(loaded.members).items()))
+        terminal.say("\n".join(f"{key}: {text}" for key, text in provenance(loaded.members).items()))
     if meaning is not None:
         terminal.say(meaning)
     if out is not None:

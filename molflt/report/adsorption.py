@@ -16,7 +16,7 @@ from molflt.files import atomic_file
 from molflt.prediction.members import provenance
 from molflt.prediction.model import Model
 from molflt.report.figures import draw_adsorption, figure
-from molflt.report.page import Page, energy, svg
+from molflt.report.page import Page, svg
 from molflt.report.viewer import structure_view
 
 _COUNTS = ("site", "guesses", "inside")
@@ -63,7 +63,7 @@ def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, .
             f"{one.metal}{one.face[3:]}",
             f"{one.energy:.2f}".replace("-", minus) if one.is_inside else "outside",
             f"{one.uncertainty_eV:.2f}" if np.isfinite(one.uncertainty_eV) and one.is_inside else "–",
-            f"{one.lowest:.2f}".replace("-", minus),
+            f"{one.lowest:.2f}".replace("-", minus) if one.is_inside else "–",
             one.guess.site,
             f"{one.inside.sum():,} of {len(one.guesses):,}",
         )
@@ -98,7 +98,7 @@ def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None
             {
                 "name": f"{one.metal}{one.face[3:]}",
                 "about": f"{one.guess.site}; {one.inside.sum():,} of {len(one.guesses):,} placements inside",
-                "energy": energy(one.energy),
+                "energy": f"{one.energy:.2f} eV".replace("-", "−") if one.is_inside else "outside",
                 "figure": structure_view(page, one.guess.structure),
             }
             for one in results

@@ -209,7 +209,7 @@ def draw_parity(sets: Sequence[Evaluation], target: str, axes: Axes) -> None:
     _energies(axes, sets, target, [s.predicted - s.table.references for s in sets])
     _square(axes, limits(sets))
     numbers = [f"{plain(s.name)}: {len(s):,} structures, MAE {s.metrics.energy_mae:.4f} eV" for s in sets]
-    axes.set(ylabel="predicted", title="\n".join(numbers))
+    axes.set(ylabel="predicted / eV", title="\n".join(numbers))
 
 
 def draw_residuals(sets: Sequence[Evaluation], target: str, axes: Axes) -> None:
@@ -264,7 +264,7 @@ def draw_forces(sets: Sequence[Evaluation], axes: Axes) -> None:
         _points(axes, expected[k], predicted[k], s.name, colour)
     _square(axes, (-1.04 * longest or -0.1, 1.04 * longest or 0.1))
     numbers = [f"{plain(s.name)}: RMSE {f.force_rmse:.4f} eV/Å" for s, _, _ in found if (f := s.force_metrics)]
-    axes.set(xlabel="expected force component / eV Å⁻¹", ylabel="predicted", title="\n".join(numbers))
+    axes.set(xlabel="expected force component / eV Å⁻¹", ylabel="predicted / eV Å⁻¹", title="\n".join(numbers))
 
 
 def draw_groups(found: GroupErrors, group: str, axes: Axes) -> None:
@@ -289,7 +289,7 @@ def draw_adsorption(results: Sequence[Adsorption], axes: Axes) -> None:
 
 
 def _name_bars(axes: Axes, names: Sequence[str]) -> None:
-    long = max(map(len, names)) > 6
+    long = max(map(len, names)) > 8
     axes.set_xticks(range(len(names)), [plain(name) for name in names], rotation=90 if long else 0)
     axes.grid(visible=False, axis="x")
     _resize(axes, max(6.4, 0.42 * len(names)), 3.6)

@@ -86,7 +86,7 @@ def test_predict_prints_numbers_and_names(molflt, model_path, tiny_run, tiny_dat
     assert [line.split()[1] for line in lines] == [val_set[i].name for i in range(10)]
     assert all(math.isfinite(float(line.split()[0])) for line in lines)
     assert result.err.startswith(
-        "quantity: adsorption energy of the relaxed structure, eV; level of theory: that of "
+        "quantity: adsorption energy of the relaxed structure, eV\nlevel of theory: that of "
     )
     assert molflt("-q", "predict", model_path, tiny_data / "val.lmdb").out.splitlines() == lines
 
