@@ -1,4 +1,4 @@
-"""What the tests of model files, training, prediction and the command line share: tiny data and a tiny model."""
+"""Tiny data and a tiny model for the tests of model files, training, prediction and the command line."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 class CommandResult:
-    """What a command left behind: exit status and both streams."""
+    """Exit status and both streams of a command."""
 
     def __init__(self, status: int, out: str, err: str) -> None:
         self.status, self.out, self.err = status, out, err

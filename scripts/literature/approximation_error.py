@@ -1,4 +1,4 @@
-"""LARA Fig. 1: mean squared error of Performer, LARA and RA against softmax attention, by the number of samples.
+"""LARA Fig. 1: mean squared error of Performer, LARA and RA by the number of samples.
 
 The paper takes vision transformers trained on ImageNet. Here a small one is trained with softmax attention on
 scikit-learn's digits, enlarged to 14×14, 24×24 and 28×28 pixels: with a token for every pixel these are the paper's
@@ -39,7 +39,7 @@ CONSTANT = ("ra", "mean value")
 
 
 class RecordedAttention(SequenceAttention):
-    """Softmax attention without positions that keeps the queries, keys and values of its last call."""
+    """Softmax attention that keeps the queries, keys and values of its last call."""
 
     seen: tuple[Tensor, Tensor, Tensor]
 
@@ -50,7 +50,7 @@ class RecordedAttention(SequenceAttention):
 
 
 def tokens(images: Tensor, side: int) -> Tensor:
-    """A token for every pixel, in raster order: (batch, side², 1), each pixel in units of a standard deviation."""
+    """A token for every pixel, in raster order: (batch, side², 1), in standard deviations."""
     large = functional.interpolate(images, size=(side, side), mode="bilinear", align_corners=False)
     return (large.flatten(1)[..., None] - 0.3) / 0.35
 

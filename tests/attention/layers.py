@@ -1,7 +1,5 @@
 """One layer of any mechanism with small, generic weights, and its local factor written out with loops."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -119,6 +117,19 @@ def water(n: int, seed: int = 0) -> Atoms:
     side = (n / 0.033) ** (1 / 3)
     centres = random.uniform(0, side, size=(n, 3))
     return Atoms("OHH" * n, np.repeat(centres, 3, axis=0) + random.normal(0, 0.6, size=(3 * n, 3)))
+
+
+def near_and_far(atoms, layer, shared, radial, q, k):
+    """near_ij and f̂_ij of all pairs, images summed with loops, (n, n, n_heads) each; f̂ = 0 without a far field."""
+    n, z = len(atoms), torch.as_tensor(atoms.numbers)
+    shifts = torch.from_numpy(np.array(images(atoms, 20.0)))
+    near, far = (torch.zeros(n, n, HEADS, dtype=torch.float64) for _ in range(2))
+    for i, j in np.ndindex(n, n):
+        near[i, j] = local_sum(atoms, i, j, q, k, layer, radial, CUTOFF, z)
+        if shared.rpe is not None:
+            delta = torch.from_numpy(atoms.positions[i] - atoms.positions[j]) + shifts
+            far[i, j] = shared.rpe().on_pairs((delta**2).sum(-1)).sum(1) @ layer.rpe_weights
+    return near, far
 
 
 def images(atoms: Atoms, radius: float) -> list[np.ndarray]:

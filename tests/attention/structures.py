@@ -1,7 +1,5 @@
 """Structures the attention tests share, and their geometry."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from ase import Atoms

@@ -163,7 +163,7 @@ def test_quiet_prints_results_and_errors_only(molflt, model_path, tmp_path):
     assert "no such file" in failed.err
 
 
-def test_what_was_computed_is_said(molflt, model_path):
+def test_the_molecule_computed_is_named(molflt, model_path):
     found = molflt("predict", model_path, "CCO", "molecule:CO", "O=C=S=O", "--json")
     records = [json.loads(line) for line in found.out.splitlines()]
     assert [record["formula"] for record in records] == ["C2H6O", "CO", "CO2S"]
@@ -246,7 +246,7 @@ def test_no_colour_and_the_exit_status_of_the_real_command():
         assert "Traceback" not in done.stderr
 
 
-def test_what_the_help_says_of_all_commands(molflt):
+def test_help_on_all_commands(molflt):
     help_text = " ".join(molflt("--help").out.split())
     for text in ("--install-completion", "Exit status", "NO_COLOR"):
         assert text in help_text

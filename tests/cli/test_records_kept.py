@@ -1,4 +1,4 @@
-"""What a file says of a record comes back with its prediction; every command reads tags as it is asked to."""
+"""Names and columns of a record come back with its prediction; every command reads tags as it is asked to."""
 
 import json
 
@@ -20,7 +20,7 @@ from tests.conftest import rows_of
 from tests.training.runs import written
 
 
-def test_columns_and_names_come_back_also_of_skippedrows_of(molflt, model_path, tmp_path):
+def test_columns_and_names_come_back_also_of_skipped_rows(molflt, model_path, tmp_path):
     table, out = tmp_path / "in.csv", tmp_path / "out.csv"
     table.write_text("name;smiles;Exp;error\nethanol;CCO;-2.5;=1+1\nwrong;C(;3;\n;O;;x\n", encoding="utf-8")
     assert molflt("predict", model_path, table, "-o", out, "--on-error", "skip").status == 0

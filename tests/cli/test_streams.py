@@ -82,7 +82,7 @@ def test_a_reader_that_has_enough_whatever_prints(by_rich, molflt, monkeypatch):
     assert (result.status, result.err) == (0, "")
 
 
-def test_what_nobody_thought_of(molflt, monkeypatch):
+def test_an_unforeseen_error_is_one_line(molflt, monkeypatch):
     def wrong(*_, **__):
         raise KeyError("a\x1b[2Jb\nc")
 

@@ -1,4 +1,4 @@
-"""What a training and an evaluation say of data that look wrong: totals, other units, leaks, too few steps."""
+"""Warnings of a training and an evaluation about data that look wrong: totals, other units, leaks, too few steps."""
 
 import json
 import re
@@ -116,7 +116,7 @@ def test_leaks(train, molflt, folder, tmp_path):
         assert words in overview.partition("</section>")[0], report
 
 
-def test_what_training_never_saw(train, molflt, folder, tmp_path):
+def test_structures_unlike_those_of_training(train, molflt, folder, tmp_path):
     """Of validation structures, with ``--quiet`` too; in the page, one reason to a line."""
     frames = ase.io.read(folder / "val.extxyz", index=":")
     strange, tagged = molecule("SiH4"), molecule("CO2")

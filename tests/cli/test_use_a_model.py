@@ -45,7 +45,7 @@ def test_evaluate(molflt, model_path, tiny_data, loaded):
 
 
 def test_evaluate_one_structure_of_several(molflt, model_path, val_set, tmp_path):
-    """What is left out is said; a deviation of nothing is neither printed nor written as NaN."""
+    """The structure left out is named; a deviation of nothing is neither printed nor written as NaN."""
     records = [to_record(val_set[k]) for k in (1, 2)]
     records[1]["pos"] = records[1]["pos_relaxed"] = 0 * np.asarray(records[1]["pos"])
     write_lmdb(tmp_path / "two.lmdb", records, progress=False)

@@ -6,8 +6,6 @@ methods are one function and a change of method changes nothing; on the large st
 take minutes, it keeps a tolerance of 1e-5. Derivatives are kept as projections on fixed random directions.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -192,14 +190,14 @@ def _some(names: list[str]) -> Iterator[list[str]]:
 
 
 def values_of(name: str) -> dict[str, np.ndarray]:
-    """What a model of :data:`MODELS` gives, by the names of the arrays in the file."""
+    """Return the values of a model of :data:`MODELS`, by the names of the arrays in the file."""
     found = computed(model_of(name, FINE), structures())
     found |= {f"large {key}": value for key, value in computed(model_of(name, COARSE), large_structures()).items()}
     return {f"{name}/{key}": value for key, value in found.items()}
 
 
 def shipped_values_of(name: str) -> dict[str, np.ndarray]:
-    """What a shipped model gives on structures of its elements and others, by the names of the arrays in the file."""
+    """Return the values of a shipped model on some structures, by the names of the arrays in the file."""
     found = computed(shipped_model(name, FINE), dict(list(structures().items())[::4]))
     return {f"{name}/{key}": value for key, value in found.items()}
 

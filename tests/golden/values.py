@@ -1,4 +1,4 @@
-"""What stored models, shipped models and freshly initialised presets give on some structures.
+"""Energies of stored models, shipped models and freshly initialised presets on some structures.
 
 ``python -m tests.golden.values`` writes ``presets.json`` again. That is legitimate only where a change is meant to
 change what a preset computes, and then the changelog says so. The other numbers are never written again: a stored
@@ -8,8 +8,6 @@ model until another is shipped in its place (``scripts/tools/fg/ship.py``).
 In double precision the far field is computed exactly, so that what a numerical method changes within its tolerance
 changes nothing here.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Model files to be written, altered and read back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,20 +1,17 @@
 """Small models of every kind of attention, and what each must stand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from ase import Atoms
-from ase.build import make_supercell
 
 from molflt.model.config import ModelConfig
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.standardiser import Statistics
-from tests.attention.structures import STRUCTURES, batch_of, rotated
+from tests.attention.structures import STRUCTURES, batch_of
 
 SIZES = {"dim": 16, "n_heads": 4, "n_layers": 2, "ffn_dim": 32, "n_rbf": 8}
 MEAN = 0.3
@@ -53,56 +50,6 @@ def all_structures() -> list[Atoms]:
     return [make() for make in STRUCTURES.values()]
 
 
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Relative to the energy, and to 1 eV, half the standard deviation of these models, where it crosses zero."""
-    return float(((a - b).abs() / b.abs().clamp(min=1.0)).max())
-
-
-def change_in_company(model: EnergyModel) -> float:
-    """The largest relative change: alone, with batch-mates in another order, padded further, with reordered atoms."""
-    structures = all_structures()
-    together = energies(model, structures)
-    random = np.random.default_rng(0)
-    others = [
-        torch.cat([energies(model, [a]) for a in structures]),
-        energies(model, structures[::-1]).flip(0),
-        energies(model, structures, n_max=31),
-        energies(model, [a[random.permutation(len(a))] for a in structures]),
-    ]
-    return max(relative(other, together) for other in others)
-
-
-def change_when_moved(model: EnergyModel) -> float:
-    """The largest relative change under rotation, reflection, translation and another choice of periodic images."""
-    structures = all_structures()
-    random = np.random.default_rng(0)
-    moved = []
-    for i, atoms in enumerate(structures):
-        a = rotated(atoms, seed=i)
-        a.positions += random.uniform(-50, 50, size=3)
-        a.positions += (random.integers(-2, 3, size=(len(a), 3)) * np.array(a.pbc)) @ np.asarray(a.cell)
-        moved.append(a)
-    return relative(energies(model, moved), energies(model, structures))
-
-
-def check_supercells(model: EnergyModel) -> None:
-    """An oblique double cell has twice the sum over atoms: the denominator is local (DESIGN §3)."""
-    for name in ("slab", "triclinic", "tiny_cell"):
-        atoms = STRUCTURES[name]()
-        big = make_supercell(atoms, np.array([[2, 0, 0], [1, 1, 0], [0, 0, 1]]))
-        assert len(big) == 2 * len(atoms)
-        one, two = energies(model, [atoms])[0] - MEAN, energies(model, [big])[0] - MEAN
-        assert float((two - 2 * one).abs() / two.abs()) < 1e-6
-
-
-def check_it_trains_as_it_is_built(attention: Any) -> None:
-    """Single precision without a conversion, and a finite gradient for every parameter that is used."""
-    torch.manual_seed(0)
-    model = EnergyModel(ModelConfig(**{**SIZES, "n_layers": 1}, attention=attention))
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    check_finite(model, [STRUCTURES[name]() for name in ("molecule", "slab", "atom")])
-
-
 def check_finite(model: EnergyModel, atoms: list[Atoms], autocast: bool = False) -> torch.Tensor:
     """No NaN and no infinity in energies, displacements and gradients, those of the positions included."""
     batch = batch_for(model, atoms)
@@ -120,35 +67,6 @@ def check_finite(model: EnergyModel, atoms: list[Atoms], autocast: bool = False)
     for name, gradient in [("positions", batch.positions.grad), *reached]:
         assert gradient is None or bool(torch.isfinite(gradient).all()), name
     return output.energy.detach()
-
-
-def extreme_queries(model: EnergyModel) -> None:
-    _set(model, "projection.weight", lambda p: 100 * p)
-
-
-def negative_weights(model: EnergyModel) -> None:
-    _set(model, "rpe_weights", lambda p: -10 * p.abs())
-
-
-def widest(model: EnergyModel) -> None:
-    for name in BOUNDED:
-        _set(model, name, lambda p: torch.full_like(p, 60.0))
-
-
-def narrowest(model: EnergyModel) -> None:
-    for name in BOUNDED:
-        _set(model, name, lambda p: torch.full_like(p, -60.0))
-
-
-BOUNDED = ("raw_widths", "raw_scales", "raw_temperature")
-EXTREMES = (extreme_queries, negative_weights, widest, narrowest)
-
-
-def _set(model: EnergyModel, ending: str, change: Any) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith(ending):
-                parameter.copy_(change(parameter))
 
 
 def forces(model: EnergyModel, atoms: Atoms) -> torch.Tensor:
@@ -229,14 +147,9 @@ def check_hessian_vector_product(model: EnergyModel, atoms: Atoms) -> None:
     torch.testing.assert_close(curved, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
-def apart(gap: float) -> tuple[Atoms, Atoms, Atoms]:
-    """Two molecules, and both of them some Å apart."""
-    one, two = STRUCTURES["molecule"](), STRUCTURES["benzene"]()
-    two.positions += (gap, 0.3 * gap, -0.1 * gap)
-    return one, two, one + two
-
-
 def excess(model: EnergyModel, gap: float) -> float:
-    """Energy of two molecules together less the sum of their energies, relative to the sum, without means."""
-    one, two, both = (energies(model, [atoms])[0] - MEAN for atoms in apart(gap))
+    """Energy of two molecules some Å apart less the sum of their energies, relative to the sum, without means."""
+    first, second = STRUCTURES["molecule"](), STRUCTURES["benzene"]()
+    second.positions += (gap, 0.3 * gap, -0.1 * gap)
+    one, two, both = (energies(model, [atoms])[0] - MEAN for atoms in (first, second, first + second))
     return abs(float((both - one - two) / (one + two)))

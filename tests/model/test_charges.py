@@ -1,7 +1,5 @@
 """Models with latent charges: held sums, invariance, forces and stress, and ions taken and refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

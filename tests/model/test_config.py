@@ -1,7 +1,5 @@
 """Configurations of models: what is shown acts, what does nothing is refused, and old keys are named with the new."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,7 +67,7 @@ def batch(name: str, cutoff: float, all_pairs: bool) -> Any:
 
 
 def redrawn(attention: MechanismConfig) -> bool:
-    """Whether a model has random features that can be drawn anew, which is what ``redraw_every`` is about."""
+    """Return True if a model has random features that ``redraw_every`` draws anew."""
     model = EnergyModel(ModelConfig(dim=8, n_heads=2, n_layers=1, ffn_dim=8, n_rbf=4, attention=attention))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.redraw_features(1)
@@ -85,7 +83,7 @@ def shown(config: MechanismConfig) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("mechanism", "keys"), CASES)
 def test_keys_that_are_shown_act_and_others_are_refused(mechanism: str, keys: dict[str, Any]) -> None:
-    """And whatever a key that is not shown is set to behind the configuration's back, no result depends on it."""
+    """No result depends on a key that is not shown, whatever it is set to behind the configuration's back."""
     fields = MECHANISMS[mechanism].config.model_fields
     given = {"mechanism": mechanism, **keys, **(NARROW if "sigma_max" in fields else {})}
     config = attention_config(**given)
@@ -106,7 +104,7 @@ def test_keys_that_are_shown_act_and_others_are_refused(mechanism: str, keys: di
 
 
 def allowed(field: FieldInfo, value: Any) -> bool:
-    """Whether a value is of the field's type: the keys of two mechanisms may have one name."""
+    """Return True if a value is of the field's type: the keys of two mechanisms may have one name."""
     try:
         TypeAdapter(field.annotation).validate_python(value)
     except ValidationError:
@@ -115,7 +113,7 @@ def allowed(field: FieldInfo, value: Any) -> bool:
 
 
 def does_nothing(key: str, **keys: Any) -> bool:
-    """Whether a configuration is refused because this key does nothing, and not for another reason or another key."""
+    """Return True if a configuration is refused because this key, and no other, does nothing."""
     try:
         attention_config(**keys)
     except ValidationError as error:
@@ -137,10 +135,8 @@ def test_far_dim_must_fit_the_heads() -> None:
     ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": 128}})
 
 
-def test_vectors_must_fit_the_heads_and_need_moments() -> None:
+def test_vectors_must_fit_the_heads() -> None:
     with pytest.raises(
         ValidationError, match=r"attention.vector_channels \(12\) must be a multiple of n_heads \(8\)"
     ):
         ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"vector_channels": 12}})
-    with pytest.raises(ValidationError, match="vector_channels acts only with moment_channels above 0: leave it out"):
-        attention_config(moment_channels=0, vector_channels=8)

@@ -83,8 +83,9 @@ def test_checkpointed_recycles_give_the_same_gradients_and_keep_less():
 
 def test_a_neighbourhood_in_parts_is_the_whole(monkeypatch):
     """Small limits on what is held at once: the same energies and gradients, and nothing of size edges × radial."""
-    expected = model(2, frequencies="mesh")
-    energy = expected(batch()).energy
+    expected, structures = model(2, frequencies="mesh"), batch()
+    structures.positions.requires_grad_()
+    energy = expected(structures).energy
     energy.sum().backward()
     monkeypatch.setattr(near, "_VALUES_AT_ONCE", 64)
     with torch.no_grad():
@@ -94,8 +95,11 @@ def test_a_neighbourhood_in_parts_is_the_whole(monkeypatch):
     monkeypatch.setattr(near, "_VALUES_KEPT_FOR_GRADIENT", 64)
     monkeypatch.setattr(layer, "_ENTRY_FACTORS_KEPT", 32)
     parts = model(2, frequencies="mesh")
-    found = parts(batch()).energy
+    again = batch()
+    again.positions.requires_grad_()
+    found = parts(again).energy
     found.sum().backward()
+    torch.testing.assert_close(again.positions.grad, structures.positions.grad, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found, energy, rtol=1e-12, atol=1e-12)
     for one, other in zip(parts.parameters(), expected.parameters(), strict=True):
         if other.grad is not None:

@@ -1,7 +1,5 @@
 """Relaxation with a pair Hessian: its matrix and L-BFGS against dense oracles, symmetry, and its end."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -31,7 +29,6 @@ def slab(seed: int = 0) -> Atoms:
 
 
 def test_the_pair_hessian_is_springs_along_and_across_pairs() -> None:
-    """Atom by atom with a copy of the structure in every cell near by."""
     atoms = bulk("Cu", cubic=True)
     atoms.symbols[1] = "Au"
     atoms.rattle(0.1, seed=0)

@@ -1,6 +1,4 @@
-"""What the tests of the far field share: RPE functions of few members, and errors relative to their amplitudes."""
-
-from __future__ import annotations
+"""RPE functions of few members for the tests of the far field, and errors relative to their amplitudes."""
 
 import itertools
 import math

@@ -7,9 +7,6 @@ import pytest
 import torch
 from ase import Atoms
 
-from molflt.attention.far import field as field_module
-from molflt.attention.far import grid as grid_module
-from molflt.attention.far import mesh as mesh_module
 from molflt.attention.far.field import ExactMethod
 from molflt.attention.far.members import GaussianRPE
 from molflt.attention.far.mesh_operator import MeshOperator, OnMesh
@@ -88,22 +85,8 @@ def test_every_shape_to_the_tolerance_and_on_a_grid_of_bounded_size(shape):
     assert waves < 4_000_000
 
 
-@pytest.mark.parametrize("broken", ["coarser grid", "image too near", "waves left out"])
-def test_the_test_of_shapes_has_power(broken, monkeypatch):
-    if broken == "coarser grid":
-        monkeypatch.setattr(field_module, "spacing_in_widths", lambda tolerance: 0.8)
-    elif broken == "image too near":
-        padded = mesh_module.padded
-        monkeypatch.setattr(mesh_module, "padded", lambda *given: padded(*given[:-1], 0.65 * given[-1]))
-    else:
-        few = grid_module._n_waves
-        monkeypatch.setattr(grid_module, "_n_waves", lambda *given: tuple(2 * k // 3 for k in few(*given)))
-    assert meshes_and_error(cloud(300))[1] > TOLERANCE
-
-
 @pytest.mark.parametrize("shape", ["ball", "chain", "disk"])
 def test_turning_moving_and_mirroring_an_open_structure_change_rounding_only(shape):
-    """The grid turns and moves with the structure, whatever ε is."""
     atoms = Atoms(f"O{len(SHAPES[shape]())}", SHAPES[shape]())
     values = torch.randn(len(atoms), 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weights = torch.linspace(-1, 1, 16, dtype=torch.float64)[:, None]
