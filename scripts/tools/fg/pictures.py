@@ -41,7 +41,7 @@ def parity(found: Evaluation) -> Figure:
     axes.plot(found.expected, found.predicted, "o", color=_BLUE, markersize=3, markeredgewidth=0, alpha=0.6)
     axes.set(xlabel="DFT / eV", ylabel="pretrained:fg, from the initial geometry / eV")
     axes.set(xlim=ends, ylim=ends)
-    axes.set_title(f"val: {len(found)} structures, MAE {found.mae:.3f} eV", fontsize=10)
+    axes.set_title(f"val, which helped to choose the model: MAE {found.mae:.3f} eV", fontsize=9)
     axes.set_aspect("equal")
     return figure
 
