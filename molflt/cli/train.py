@@ -69,7 +69,8 @@ def train_command(
     try:
         if task is None and train is not None:
             task = "forces" if forces_key else _task_of(train)
-            say(f"task: {task}, by the labels in {train}; --task chooses another")
+            if first:
+                say(f"task: {task}, by the labels in {train}; --task chooses another")
         if task is not None:
             overrides = [*_TASKS[task], *overrides]
         elif base is None:
