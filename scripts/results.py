@@ -47,7 +47,7 @@ def provenance(conditions: Mapping[str, Any] | None = None) -> Row:
     machine = [processor(), f"{os.cpu_count()} cores", f"{pages / 2**30:.1f} GiB", *gpu, system]
     software = [f"Python {platform.python_version()}", *(f"{name} {metadata.version(name)}" for name in _PACKAGES)]
     return {
-        "conditions": ", ".join(f"{name}={text(value, 6)}" for name, value in (conditions or {}).items()),
+        "conditions": _listed(conditions),
         "machine": ", ".join(machine),
         "software": ", ".join(software),
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
@@ -114,6 +114,25 @@ def record(
     write(path, [{**row, **known} for row in rows], digits=digits)
 
 
+def unmixed(path: Path, conditions: Mapping[str, Any] | None) -> list[Row]:
+    """Rows of a CSV that goes on under these conditions.
+
+    Raises:
+        SystemExit: the file was made under other conditions, which must not be mixed.
+    """
+    rows, mine = read(path), _listed(conditions)
+    if other := {row["conditions"] for row in rows} - {mine}:
+        raise SystemExit(
+            f"error: {path} was measured under other conditions ({other.pop()}; now {mine}); choose another place, "
+            "or move the file away"
+        )
+    return rows
+
+
+def _listed(conditions: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name}={text(value, 6)}" for name, value in (conditions or {}).items())
+
+
 def extend(
     path: Path,
     rows: Sequence[Mapping[str, Any]],
@@ -124,17 +143,9 @@ def extend(
     """Write what has just been measured behind what is there: as :func:`record`.
 
     A row may know better than this process by which software it was made. ``columns`` are those that are kept, by
-    default all of the first row.
-
-    Raises:
-        SystemExit: the file was made under other conditions, which must not be mixed.
+    default all of the first row. Raises as :func:`unmixed`.
     """
-    known, before = provenance(conditions), read(path)
-    if other := {row["conditions"] for row in before} - {known["conditions"]}:
-        raise SystemExit(
-            f"error: {path} was measured under other conditions ({other.pop()}; now {known['conditions']}); choose "
-            "another place, or move the file away"
-        )
+    known, before = provenance(conditions), unmixed(path, conditions)
     names = tuple(dict.fromkeys((*(columns or rows[0]), *PROVENANCE)))
     new = [{name: value for name, value in {**known, **row}.items() if name in names} for row in rows]
     write(path, [*before, *new], names, digits)
@@ -229,9 +240,11 @@ def sweep(
         conditions: see :data:`PROVENANCE`.
         digits: significant ones of a float.
         columns: that are kept, in their order; by default all of the first row.
+
+    Raises as :func:`unmixed`.
     """
     for point in points:
-        if find(read(path), **point):
+        if find(unmixed(path, conditions), **point):
             continue
         found = judge(**point)
         rows = [found] if isinstance(found, Mapping) else found
@@ -240,8 +253,13 @@ def sweep(
             print("  ".join(text(value, digits) for value in (*point.values(), *row.values())), flush=True)
 
 
+def command(description: str | None) -> argparse.ArgumentParser:
+    """A command line with the module's text as its help."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def parser(description: str | None, out: str = "", required: bool = True, kept: Path | None = None) -> Any:
-    """A command line with the module's text as its help.
+    """The command line of a benchmark.
 
     Args:
         description: of the module; it says how the command is called.
@@ -270,7 +288,7 @@ class _Parser(argparse.ArgumentParser):
         return options
 
 
-def figure_path(csv: Path, name: str = "") -> Path:
+def figure_path(csv: Path) -> Path:
     """Path of a PNG: in docs/figures if the CSV is published, else beside it."""
     folder = DOCS / "figures" if csv.parent == DOCS / "results" else csv.parent
-    return folder / f"{name or csv.stem}.png"
+    return folder / f"{csv.stem}.png"

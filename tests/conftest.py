@@ -198,17 +198,18 @@ class CommandResult:
 
 @pytest.fixture
 def molflt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., CommandResult]:
-    """Run a command in this process, through the same entry point as the installed script."""
+    """Run a command in this process, as the installed script does; it must end with ``status`` if that is given."""
 
-    def run(*arguments: object) -> CommandResult:
+    def run(*arguments: object, status: int | None = None) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["molflt", *map(str, arguments)])
         capsys.readouterr()
-        status = 0
+        found = 0
         try:
             main()
         except SystemExit as stop:
-            status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        streams = capsys.readouterr()
-        return CommandResult(status, streams.out, streams.err)
+            found = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        result = CommandResult(found, *capsys.readouterr())
+        assert status in (None, found), result
+        return result
 
     return run

@@ -16,7 +16,6 @@ Mutants live in a copy of the last commit. An interrupted run goes on where it w
 
 from __future__ import annotations
 
-import argparse
 import ast
 import contextlib
 import os
@@ -39,7 +38,9 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkI
 from coverage import CoverageData
 from parso.python.tree import IfStmt, PythonNode
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts import results
+
+ROOT = results.ROOT
 PACKAGES = ("attention", "data")
 ADDRESS_SPACE = 12 << 30
 """Bytes, PyTorch's own libraries included: a guard may be all that bounds them."""
@@ -80,7 +81,7 @@ GUARDS = "molflt/RemoveGuard"
 OPERATOR_PROVIDERS["molflt"] = {"RemoveGuard": RemoveGuard}
 
 
-def annotations(source: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def annotated(source: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """Begins and ends of the annotations of arguments and results."""
     for node in ast.walk(source):
         found = getattr(node, "returns", None) or getattr(node, "annotation", None)
@@ -98,7 +99,7 @@ def mutants(modules: list[Path], guards: bool) -> list[WorkItem]:
 def sample(n_places: int, seed: int) -> list[WorkItem]:
     """One mutant at each of some random places, relative to the working directory."""
     modules = [path for package in PACKAGES for path in sorted(Path("molflt", package).rglob("*.py"))]
-    unused = {path: list(annotations(ast.parse(path.read_text(encoding="utf-8")))) for path in modules}
+    unused = {path: list(annotated(ast.parse(path.read_text(encoding="utf-8")))) for path in modules}
     places: dict[tuple[str, tuple[int, int], str], list[WorkItem]] = defaultdict(list)
     for item in mutants(modules, guards=False):
         mutation = item.mutations[0]
@@ -172,7 +173,7 @@ def report(database: WorkDB) -> None:
 
 def main() -> None:
     """Choose, run, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.command(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="SQLite file of the mutants and their results")
     parser.add_argument("--places", type=int, default=300, help="number of mutants (default 300)")
     parser.add_argument("--guards", action="store_true", help="remove every guard, instead of mutants at random")

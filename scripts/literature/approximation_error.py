@@ -8,7 +8,6 @@ error is averaged over layers, heads and images. RA takes one sample, and "mean 
 query the same average, which attention must beat.
 
     python -m scripts.literature.approximation_error --out runs/approximation_error          # ten minutes on one core
-    python -m scripts.literature.approximation_error --out runs/tiny --steps 5 --further-steps 2 --images 2 --side 14
 """
 
 from __future__ import annotations
@@ -147,6 +146,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256, 512])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.quick:
+        options.side, options.steps, options.further_steps, options.images, options.samples = [8], 3, 1, 2, [4, 64]
     torch.manual_seed(options.seed)
     images, labels = digits.images()
     images = images.view(-1, 1, digits.SIDE, digits.SIDE)

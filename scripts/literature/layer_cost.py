@@ -150,6 +150,8 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=16.0, help="GiB that a case may take")
     parser.add_argument("--seconds", type=float, default=600.0, help="that a case may take")
     options = parser.parse_args()
+    if options.quick:
+        options.lengths, options.repeats, options.threads = [64], 1, 1
     setting = FIGURES[options.figure]
     # Length by length, so that ratios compare what ran within minutes of each other.
     cases = [(name, n) for n in options.lengths or setting.lengths for name in setting.attention]

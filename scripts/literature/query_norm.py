@@ -5,7 +5,6 @@ One query and 1024 keys, uniform on the unit sphere in 64 dimensions, all multip
 Rows of ω are independent, as in the paper, and besides orthogonal or sampled on a sphere.
 
     python -m scripts.literature.query_norm --out runs/query_norm                    # two minutes on one core
-    python -m scripts.literature.query_norm --out runs/query_norm --seeds 2 --features 4 64 --radii 1 4
 """
 
 from __future__ import annotations
@@ -109,6 +108,8 @@ def main() -> None:
     parser.add_argument("--features", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256, 512, 1024])
     parser.add_argument("--seeds", type=int, default=20)
     options = parser.parse_args()
+    if options.quick:
+        options.radii, options.features, options.seeds = [1.0, 3.0], [16, 256], 4
     rows = measure(options.radii, options.features, options.seeds)
     results.record(options.out / "query_norm.csv", rows, {"dim": DIM, "keys": N_KEYS, "seeds": options.seeds})
     plot(options.out / "query_norm.png", rows)

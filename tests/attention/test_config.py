@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
@@ -26,7 +25,7 @@ READ = TypeAdapter(AttentionConfig).validate_python
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_every_preset_is_read_built_and_written(name: str) -> None:
+def test_every_preset_is_read_built_and_written(name):
     config = READ(name)
     assert config == attention_config(name)
     assert READ(config.model_dump()) == config
@@ -35,7 +34,7 @@ def test_every_preset_is_read_built_and_written(name: str) -> None:
     assert shared.rpe is None or shared.method is not None
 
 
-def test_names_of_the_registry_lead_somewhere() -> None:
+def test_names_of_the_registry_lead_somewhere():
     for name, mechanism in MECHANISMS.items():
         assert callable(imported(mechanism.build))
         assert mechanism.config.model_fields["mechanism"].default == name
@@ -44,7 +43,7 @@ def test_names_of_the_registry_lead_somewhere() -> None:
     assert set(KERNELS) < set(ATTENTIONS)
 
 
-def test_configurations_are_read_without_torch() -> None:
+def test_configurations_are_read_without_torch():
     code = "import sys, molflt.attention.registry as r; r.attention_config('flt'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -65,10 +64,10 @@ def test_configurations_are_read_without_torch() -> None:
     ],
     ids=str,
 )
-def test_what_is_refused(settings: Any, message: str) -> None:
+def test_what_is_refused(settings, message):
     with pytest.raises(ValidationError, match=re.escape(message)):
         READ(settings)
 
 
-def test_a_default_that_is_written_out_does_no_harm_where_it_does_not_act() -> None:
+def test_a_default_that_is_written_out_does_no_harm_where_it_does_not_act():
     READ({"n_features": 64})

@@ -70,7 +70,7 @@ def test_concatenated_attention_is_algorithm_one():
     torch.testing.assert_close(found, layer.output(out.reshape(n, DIM)), rtol=1e-6, atol=1e-6)
 
 
-def inputs(masked: bool) -> tuple[torch.Tensor, ...]:
+def inputs(masked):
     generator = torch.Generator().manual_seed(0)
     q, k = 0.8 * torch.randn(2, 1, HEADS, N, WIDTH, generator=generator, dtype=torch.float64)
     v = torch.randn(1, HEADS, N, 5, generator=generator, dtype=torch.float64)
@@ -89,7 +89,7 @@ def dense(q, k, v, near, far):
     return (total * weight) @ v / (near * weight).sum(dim=-1, keepdim=True)
 
 
-def draws(n_samples: int, masked: bool, sampling: str = "exact", count: int = 400) -> torch.Tensor:
+def draws(n_samples, masked, sampling="exact", count=400):
     torch.manual_seed(0)
     return torch.stack([randomised_attention(*inputs(masked), n_samples, sampling, True) for _ in range(count)])
 

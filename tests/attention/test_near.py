@@ -14,7 +14,7 @@ CUTOFF = 5.0
 N_TYPES = MAX_ATOMIC_NUMBER + 1
 
 
-def learnt(pair_types: bool) -> tuple[GaussianDistanceBasis, LocalRPE]:
+def learnt(pair_types):
     """Every parameter away from its start, the affine of every pair of types another."""
     generator = torch.Generator().manual_seed(0)
     radial, rpe = GaussianDistanceBasis(8, CUTOFF, pair_types).double(), LocalRPE(8, 2).double()
@@ -27,7 +27,7 @@ def learnt(pair_types: bool) -> tuple[GaussianDistanceBasis, LocalRPE]:
     return radial, rpe
 
 
-def affine_gaussians(radial: GaussianDistanceBasis, distance: float, receiver: int, sender: int) -> np.ndarray:
+def affine_gaussians(radial, distance, receiver, sender):
     """φ_k = exp(−((γ d/R + β − μ_k)/w_k)²/2) of one pair in numpy, Eq. 2 of arXiv 2203.04810 without its factor."""
     p = {name: x.detach().numpy() for name, x in radial.named_parameters()}
     pair, x = receiver * N_TYPES + sender, distance / CUTOFF
@@ -41,7 +41,7 @@ def test_tails_are_no_denormal_numbers():
     assert float(values.detach().min()) >= torch.finfo(torch.float32).tiny
 
 
-def derivatives(function, at: float, order: int = 2) -> list[float]:
+def derivatives(function, at, order=2):
     """Value, slope, curvature, ... by automatic differentiation."""
     x = torch.tensor(at, dtype=torch.float64, requires_grad=True)
     value = function(x)
@@ -74,7 +74,7 @@ def test_envelope_is_a_polynomial_that_is_zero_from_the_cutoff_on():
             assert not bool(envelope(beyond, cutoff).any())
 
 
-def oracle(atoms, radial: GaussianDistanceBasis, rpe: LocalRPE) -> np.ndarray:
+def oracle(atoms, radial, rpe):
     """Σ over ASE's neighbours of exp(b)·env, one pair at a time: (n, n, n_heads)."""
     matrix, bias = rpe.bias.weight.detach().numpy(), rpe.bias.bias.detach().numpy()
     z, n = atoms.numbers, len(atoms)

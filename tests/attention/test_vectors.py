@@ -126,32 +126,14 @@ def test_ways_agree(keys, names):
     check_ways_agree(names, ("pairs", "waves"), vector_channels=HEADS, **keys)
 
 
-def two_ends(angle, gap=12.0, noise=0.0, seed=0):
-    """Two =CH₂ groups with their carbon neighbours on one axis, one turned about it, all turned at random."""
+def two_ends(angle, seed):
+    """Two =CH₂ groups 12 Å apart on one axis, one turned about it; shaken a little, and all turned at random."""
     end = np.array([[0, 0, 0], [-1.33, 0, 0], [-1.9, 0.93, 0], [-1.9, -0.93, 0]])
     c, s = np.cos(angle), np.sin(angle)
-    other = -end @ np.array([[1, 0, 0], [0, c, s], [0, -s, c]]) + (gap, 0, 0)
+    other = -end @ np.array([[1, 0, 0], [0, c, s], [0, -s, c]]) + (12.0, 0, 0)
     positions = np.vstack([end, other])
-    positions += np.random.default_rng(seed).normal(0, noise, positions.shape) if noise else 0
+    positions += np.random.default_rng(seed).normal(0, 0.02, positions.shape)
     return rotated(Atoms("CCH2CCH2", positions), seed=2 * seed)
-
-
-def small(channels, **sizes):
-    torch.manual_seed(0)
-    attention = {"vector_channels": channels, "n_basis": 8, "isolated_atoms": 8}
-    return EnergyModel(
-        ModelConfig(
-            dim=32,
-            n_heads=4,
-            n_layers=2,
-            ffn_dim=32,
-            n_rbf=12,
-            cutoff=4.0,
-            auxiliary_head=False,
-            attention=attention,
-            **sizes,
-        )
-    )
 
 
 @pytest.mark.slow
@@ -160,9 +142,12 @@ def test_the_angle_between_distant_groups_is_learnt_and_only_with_vectors(channe
     """cos 2θ of two groups 12 Å apart and nothing else, in structures that vibrate and lie in any direction."""
     random = np.random.default_rng(0)
     angles = random.uniform(0, np.pi, 256)
-    structures = [two_ends(angle, noise=0.02, seed=i) for i, angle in enumerate(angles)]
+    structures = [two_ends(angle, seed) for seed, angle in enumerate(angles)]
     targets = torch.from_numpy(np.cos(2 * angles))
-    model = small(channels)
+    torch.manual_seed(0)
+    attention = {"vector_channels": channels, "n_basis": 8, "isolated_atoms": 8}
+    sizes = {"dim": 32, "n_heads": 4, "n_layers": 2, "ffn_dim": 32, "n_rbf": 12, "cutoff": 4.0}
+    model = EnergyModel(ModelConfig(**sizes, auxiliary_head=False, attention=attention))
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     steps = 200
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, total_steps=steps)

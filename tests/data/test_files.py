@@ -11,6 +11,7 @@ import pytest
 from molflt import files
 from molflt.errors import InputError
 from molflt.files import alone, atomic_file, is_leftover, remove_leftovers, sole_writer
+from tests.conftest import REPOSITORY
 
 HOLD = """
 import sys
@@ -137,3 +138,14 @@ def test_no_file_of_our_own_is_named_where_nothing_can_be_written(tmp_path, monk
     with pytest.raises(OSError, match="Read-only") as caught, atomic_file(path) as temporary:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(temporary))
     assert caught.value.filename == str(path)
+
+
+def test_bundled_data_are_found_by_name(monkeypatch, tmp_path):
+    """A clone reads its own; an installation without data says so."""
+    assert files.resolve_path("bundled:fg/val.lmdb") == REPOSITORY / "data" / "fg" / "val.lmdb"
+    assert files.resolve_path("some/path") == Path("some/path")
+    with pytest.raises(InputError, match=r"bundled:fg/test\.lmdb: no such file.*bundled:fg/train\.lmdb"):
+        files.resolve_path("bundled:fg/test.lmdb")
+    monkeypatch.setattr(files, "_FOLDERS", (tmp_path / "data_sets", tmp_path / "data"))
+    with pytest.raises(InputError, match=r"bundled:fg/val\.lmdb: .*no bundled data.*install molflt again"):
+        files.resolve_path("bundled:fg/val.lmdb")

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from molflt.data.ase import from_atoms
 from molflt.data.open import open_dataset
 from molflt.data.rdkit import from_smiles
 from molflt.data.reading import ReadOptions
-from molflt.invariance.harness import CHECKS, Result, run_suite
+from molflt.invariance.harness import CHECKS, run_suite
 from molflt.invariance.structures import (
     SHARE,
     additivity,
@@ -35,7 +34,7 @@ from tests.model.files import metadata_of
 SIZES = {"dim": 16, "n_heads": 4, "n_layers": 2, "ffn_dim": 32, "n_rbf": 8, "cutoff": 4.0}
 NARROW = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4, "n_features": 8}
 """A mechanism takes those that act."""
-ATTENTIONS: dict[str, Any] = {
+ATTENTIONS = {
     **{name: name for name in ("flt", "local", "performer", "softmax", "flt-undamped", "ra", "ra-rpe", "lara-rpe")},
     **{name: name for name in ("elu", "relu", "trigrf-qmc")},
     "waves": {"spectrum": "sampled"},
@@ -57,7 +56,7 @@ ATTENTIONS: dict[str, Any] = {
 CONCAT = {"mechanism": "concat"}
 
 
-def load(config: ModelConfig) -> LoadedModel:
+def load(config):
     """An untrained model as if from a file, with energies of a realistic size."""
     torch.manual_seed(0)
     model = EnergyModel(config)
@@ -69,17 +68,17 @@ def load(config: ModelConfig) -> LoadedModel:
     return LoadedModel(model.eval(), metadata, Path("untrained"))
 
 
-def small(attention: str | dict[str, Any]) -> LoadedModel:
+def small(attention):
     config = attention_config(attention) if isinstance(attention, str) else attention_config(**attention)
     acting = {key for key in NARROW.keys() & type(config).model_fields if config.acts(key)} - config.model_fields_set
     return load(ModelConfig(**SIZES, attention=config.model_copy(update={key: NARROW[key] for key in acting})))
 
 
-def structures(*names: str) -> list[Any]:
+def structures(*names):
     return [from_atoms(STRUCTURES[name](), name, ReadOptions(tags="oc20")) for name in names or STRUCTURES]
 
 
-def verdicts(results: list[Result], name: str) -> set[str]:
+def verdicts(results, name):
     return {result.verdict for result in results if result.name == name}
 
 

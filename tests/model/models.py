@@ -1,11 +1,8 @@
 """Small models of every kind of attention, and what each must stand."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 
 from molflt.model.config import ModelConfig
 from molflt.model.derivatives import derivatives
@@ -18,7 +15,7 @@ MEAN = 0.3
 """eV: the mean of the statistics of :func:`make_model`."""
 
 
-def make_model(attention: Any, dtype: torch.dtype = torch.float64, **sizes: Any) -> EnergyModel:
+def make_model(attention, dtype=torch.float64, **sizes):
     """Generic weights, with the far field scaled up until it matters and tags that weigh alike."""
     torch.manual_seed(0)
     config = ModelConfig(**{**SIZES, "pair_types": True, **sizes}, attention=attention)
@@ -35,22 +32,22 @@ def make_model(attention: Any, dtype: torch.dtype = torch.float64, **sizes: Any)
     return model.to(dtype).eval()
 
 
-def batch_for(model: EnergyModel, atoms: list[Atoms], margin: float = 0.0) -> Any:
+def batch_for(model, atoms, margin=0.0):
     """Structures with the neighbour list that a model asks for, or one that reaches some Å further."""
     config = model.config
     return batch_of(atoms, config.neighbour_cutoff + margin, config.all_pairs_if_isolated)
 
 
-def energies(model: EnergyModel, atoms: list[Atoms], n_max: int | None = None) -> torch.Tensor:
+def energies(model, atoms, n_max=None):
     with torch.no_grad():
         return model(batch_for(model, atoms), n_max).energy
 
 
-def all_structures() -> list[Atoms]:
+def all_structures():
     return [make() for make in STRUCTURES.values()]
 
 
-def check_finite(model: EnergyModel, atoms: list[Atoms], autocast: bool = False) -> torch.Tensor:
+def check_finite(model, atoms, autocast=False):
     """No NaN and no infinity in energies, displacements and gradients, those of the positions included."""
     batch = batch_for(model, atoms)
     batch.positions.requires_grad_()
@@ -69,7 +66,7 @@ def check_finite(model: EnergyModel, atoms: list[Atoms], autocast: bool = False)
     return output.energy.detach()
 
 
-def forces(model: EnergyModel, atoms: Atoms) -> torch.Tensor:
+def forces(model, atoms):
     """Automatic −∂E/∂r. The neighbour list reaches 0.5 Å too far, so that no edge is missed when atoms are moved."""
     batch = batch_for(model, [atoms], margin=0.5)
     batch.positions.requires_grad_()
@@ -77,7 +74,7 @@ def forces(model: EnergyModel, atoms: Atoms) -> torch.Tensor:
     return -gradient
 
 
-def check_forces(model: EnergyModel, atoms: Atoms, at_rest: float = 1e-11, torque: float | None = 1e-10) -> None:
+def check_forces(model, atoms, at_rest=1e-11, torque=1e-10):
     """Forces are central differences, add up to zero, and do not turn an isolated structure.
 
     Args:
@@ -102,7 +99,7 @@ def check_forces(model: EnergyModel, atoms: Atoms, at_rest: float = 1e-11, torqu
         assert float(net_torque(atoms, found).abs().max()) < torque * scale
 
 
-def check_stress(model: EnergyModel, atoms: Atoms, tolerance: float = 1e-5) -> None:
+def check_stress(model, atoms, tolerance=1e-5):
     """The stress of a periodic structure is symmetric, and made of central differences, to ``tolerance``."""
     stress, step = derivatives(model, batch_for(model, [atoms], margin=0.5), stress=True).stress, 1e-5
     assert stress is not None
@@ -123,13 +120,13 @@ def check_stress(model: EnergyModel, atoms: Atoms, tolerance: float = 1e-5) -> N
         assert float(stress[0, i, j]) == pytest.approx(expected, rel=tolerance, abs=1e-4 * tolerance)
 
 
-def net_torque(atoms: Atoms, found: torch.Tensor) -> torch.Tensor:
+def net_torque(atoms, found):
     """About the centre, (3,)."""
     arms = torch.from_numpy(atoms.positions - atoms.positions.mean(axis=0))
     return torch.linalg.cross(arms, found).sum(dim=0)
 
 
-def check_hessian_vector_product(model: EnergyModel, atoms: Atoms) -> None:
+def check_hessian_vector_product(model, atoms):
     """Against differences of forces; and gradients of forces reach the weights of the far field."""
     batch = batch_for(model, [atoms], margin=0.5)
     batch.positions.requires_grad_()
@@ -147,7 +144,7 @@ def check_hessian_vector_product(model: EnergyModel, atoms: Atoms) -> None:
     torch.testing.assert_close(curved, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
-def excess(model: EnergyModel, gap: float) -> float:
+def excess(model, gap):
     """Energy of two molecules some Å apart less the sum of their energies, relative to the sum, without means."""
     first, second = STRUCTURES["molecule"](), STRUCTURES["benzene"]()
     second.positions += (gap, 0.3 * gap, -0.1 * gap)

@@ -1,7 +1,6 @@
 """Recycles: what depends on positions alone is made once, and checkpoints change no number."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,24 +21,24 @@ from tests.attention.structures import STRUCTURES
 SIZES = {"dim": 16, "n_heads": 2, "n_layers": 2, "ffn_dim": 16, "n_rbf": 4, "cutoff": 4.0}
 
 
-def model(n_recycles: int, **attention: Any) -> EnergyModel:
+def model(n_recycles, **attention):
     torch.manual_seed(0)
     return EnergyModel(ModelConfig(**SIZES, n_recycles=n_recycles, attention={"n_basis": 4, **attention})).double()
 
 
-def batch() -> Any:
+def batch():
     return StructureCollater(4.0)([from_atoms(STRUCTURES[name](), name) for name in ("slab", "molecule", "atom")])
 
 
 @pytest.mark.parametrize("frequencies", ["auto", "mesh"])
 def test_positions_are_prepared_once_however_many_recycles(monkeypatch, frequencies):
     """Radial basis, what a layer makes of it and the mesh are counted; applications of the layers are not fewer."""
-    calls: dict[str, int] = {}
+    calls = {}
 
-    def counted(owner: Any, name: str) -> None:
+    def counted(owner, name):
         original = getattr(owner, name)
 
-        def call(*arguments: Any, **options: Any) -> Any:
+        def call(*arguments, **options):
             calls[name] = calls.get(name, 0) + 1
             return original(*arguments, **options)
 
@@ -66,7 +65,7 @@ def test_checkpointed_recycles_give_the_same_gradients_and_keep_less():
         one.encoder.checkpoint_recycles = checkpointed
         total = 0
 
-        def count(tensor: torch.Tensor) -> torch.Tensor:
+        def count(tensor):
             nonlocal total
             total += tensor.numel()
             return tensor

@@ -3,19 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 from ase.build import add_adsorbate, fcc111
 
 from molflt.attention.smooth import envelope
 from molflt.model.standardiser import Statistics
 from tests.attention.structures import STRUCTURES, random_rotation, rotated
-from tests.model.models import (
-    all_structures,
-    batch_for,
-    energies,
-    excess,
-    make_model,
-)
+from tests.model.models import all_structures, batch_for, energies, excess, make_model
 
 SEPARABLE = {
     "exact": ({"frequencies": "exact"}, 1e-12),
@@ -53,7 +46,7 @@ def test_displacements_turn_with_the_structure(attention):
 def test_what_is_far_from_the_adsorbate_counts_only_without_contact():
     """Oracle: the weights from all images by brute force. Power: with ``read_out=all`` a wider slab changes much."""
 
-    def wide(n: int) -> Atoms:
+    def wide(n):
         slab = fcc111("Cu", (n, 3, 2), vacuum=6.0)
         add_adsorbate(slab, "O", 1.5, "ontop", offset=1)
         slab.set_tags([2 if z == 8 else 0 for z in slab.numbers])

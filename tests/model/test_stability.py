@@ -22,7 +22,7 @@ ATTENTIONS = {
 }
 
 
-def far_away() -> Atoms:
+def far_away():
     atoms = STRUCTURES["molecule"]()
     atoms.positions += 1e4
     return atoms
@@ -40,7 +40,7 @@ AWKWARD = {
 """Apart where nothing else in the batch may hide that there is no edge."""
 
 
-def make_model(attention) -> EnergyModel:
+def make_model(attention):
     torch.manual_seed(0)
     return EnergyModel(ModelConfig(**SIZES, attention=attention))
 

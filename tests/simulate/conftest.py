@@ -1,8 +1,6 @@
 """Random models for the tests of calculators."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ ELEMENTS = [1, 6, 7, 8, 13, 28, 29]
 WIDTHS = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4}
 
 
-def loaded(model: EnergyModel, target: str = "energy", elements: list[int] = ELEMENTS) -> LoadedModel:
+def loaded(model, target="energy", elements=ELEMENTS):
     """As if from a file."""
     changes = {"seed": model.seed, "target": target, "elements": elements, "validation": {"val/force_mae": 0.1}}
     metadata = metadata_of(model.config, **changes)
@@ -24,10 +22,10 @@ def loaded(model: EnergyModel, target: str = "energy", elements: list[int] = ELE
 
 
 @pytest.fixture(scope="session")
-def random_model() -> Callable[..., LoadedModel]:
+def random_model():
     """Factory of untrained models in double precision, their far field ten times as strong as at the start."""
 
-    def make(attention: dict[str, Any] | None = None, target: str = "energy", seed: int = 0) -> LoadedModel:
+    def make(attention=None, target="energy", seed=0):
         torch.manual_seed(seed)
         config = ModelConfig(
             dim=16, n_heads=4, n_layers=2, ffn_dim=32, cutoff=4.0, n_rbf=8, attention={**WIDTHS, **(attention or {})}

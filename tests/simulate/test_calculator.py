@@ -20,7 +20,7 @@ from molflt.simulate.ase import MolFLTCalculator
 from tests.attention.structures import STRUCTURES
 
 
-def slab_open() -> Atoms:
+def slab_open():
     atoms = STRUCTURES["slab_open"]()
     atoms.set_tags([0] * 8 + [1] * 4 + [2])
     return atoms

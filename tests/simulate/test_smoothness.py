@@ -19,30 +19,30 @@ BOUND = 1e-9
 """eV."""
 
 
-def slab() -> Atoms:
+def slab():
     atoms = fcc111("Cu", (2, 2, 2), vacuum=6.0, periodic=False)
     atoms = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=(True, True, False))
     atoms.rattle(0.1, seed=1)
     return atoms
 
 
-def crystal() -> Atoms:
+def crystal():
     atoms = bulk("Ni", cubic=True)
     atoms.rattle(0.1, seed=1)
     return atoms
 
 
-def move(atoms: Atoms, t: float) -> None:
+def move(atoms, t):
     atoms.positions[-1] += np.array([0.1, 0.2, 1.0]) * t
 
 
-def strain(atoms: Atoms, t: float) -> None:
+def strain(atoms, t):
     change = np.eye(3) * (1 + 0.05 * (t - 0.5))
     change[0, 1] = 0.02 * t
     atoms.set_cell(atoms.cell @ change, scale_atoms=True)
 
 
-def roughness(calc: MolFLTCalculator, atoms: Atoms, change, span: float, n_steps: int) -> float:
+def roughness(calc, atoms, change, span, n_steps):
     """eV: the largest second difference of the second difference of the energy."""
     energies = []
     for t in np.linspace(0, span, n_steps):

@@ -7,22 +7,15 @@ from ase import Atoms
 
 from molflt.attention.far import mesh_operator
 from molflt.attention.far.field import ExactMethod
-from molflt.attention.far.grid import OnGrid
 from molflt.attention.far.images import Structure, padded_cell
 from molflt.attention.far.members import GaussianRPE
-from tests.attention.far.oracles import (
-    basis_on_pairs,
-    geometry_for,
-    pair_basis,
-    relative_error,
-    small_rpe,
-)
+from tests.attention.far.oracles import basis_on_pairs, geometry_for, pair_basis, relative_error, small_rpe
 from tests.attention.structures import STRUCTURES
 
 NAMES = ["slab", "slab_open", "wire", "triclinic", "tiny_cell", "molecule", "atom"]
 
 
-def box(n: int) -> Atoms:
+def box(n):
     """n atoms at random in a skewed periodic cell, at the density of condensed matter."""
     cell = np.array([[1.0, 0.1, 0.0], [0.3, 0.9, -0.1], [-0.2, 0.2, 1.1]])
     cell *= (n / 0.08 / np.linalg.det(cell)) ** (1 / 3)
@@ -37,7 +30,7 @@ def test_agrees_with_the_exact_sum_to_its_tolerance(name):
         assert relative_error(pair_basis(atoms, rpe, "mesh", tolerance), exact, rpe) < tolerance
 
 
-def octave_lengths(on_grid: OnGrid, padding: float, name: str) -> np.ndarray:
+def octave_lengths(on_grid, padding, name):
     atoms = STRUCTURES[name]()
     structure = Structure(atoms.positions, atoms.cell.array, atoms.pbc)
     box = padded_cell(structure, on_grid.grid.directions, padding)
@@ -76,7 +69,7 @@ def test_gradients(name):
     weights = torch.randn(4, 2, generator=generator, dtype=torch.float64)
     values, probe = torch.randn(2, len(atoms), 2, 3, generator=generator, dtype=torch.float64)
 
-    def gradients(frequencies: str) -> list[torch.Tensor]:
+    def gradients(frequencies):
         rpe = small_rpe()
         geometry = geometry_for([atoms], rpe, frequencies, 1e-5)
         geometry.positions = geometry.positions.detach().requires_grad_()

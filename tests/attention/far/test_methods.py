@@ -7,7 +7,7 @@ from ase import Atoms
 
 from molflt.attention.far import images as images_module
 from molflt.attention.far.images import Structure, half_lattice
-from molflt.attention.far.ways import FarPlan, Group
+from molflt.attention.far.ways import FarPlan
 from molflt.errors import InputError
 from tests.attention.far.oracles import (
     basis_on_pairs,
@@ -57,7 +57,7 @@ def test_no_step_where_the_number_of_waves_jumps():
     """Stretching a structure makes waves enter the sum; f must not notice (DESIGN §3, smoothness)."""
     rpe, atoms = small_rpe(), STRUCTURES["triclinic"]()
 
-    def value_and_count(stretch: float) -> tuple[torch.Tensor, int]:
+    def value_and_count(stretch):
         moved = atoms.copy()
         moved.set_cell(np.asarray(atoms.cell) * stretch, scale_atoms=True)
         geometry = geometry_for([moved], rpe, "lattice", 1e-6)
@@ -106,14 +106,8 @@ def test_too_many_waves_are_refused_before_they_are_made():
     assert len(half_lattice(np.eye(3) * 5, 0.21)) == 1 + 3
 
 
-def groups_of(atoms: list[Atoms], **keys) -> tuple[Group, ...]:
-    numbers = {
-        "longest": 0.4,
-        "reach": 100.0,
-        "padding": 60.0,
-        "spacing": 0.7,
-        "members": ((1.5, 0.4, 60.0),),
-    }
+def groups_of(atoms, **keys):
+    numbers = {"longest": 0.4, "reach": 100.0, "padding": 60.0, "spacing": 0.7, "members": ((1.5, 0.4, 60.0),)}
     plan = FarPlan(**{"way": None, **numbers, **keys})
     return plan.groups([Structure(a.positions, np.asarray(a.cell), a.pbc) for a in atoms])
 

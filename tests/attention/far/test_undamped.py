@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 from scipy.stats import chi
 
 from molflt.attention.far.members import GaussianRPE
@@ -19,7 +18,7 @@ from tests.attention.structures import STRUCTURES, geometry_of
 WEIGHTS = torch.tensor([0.8, -0.5, 0.6], dtype=torch.float64)
 
 
-def sampled(rpe: GaussianRPE, seed: int, **options) -> UndampedMethod:
+def sampled(rpe, seed, **options):
     chosen = {
         "n_frequencies": 64,
         "directions": "averaged",
@@ -31,7 +30,7 @@ def sampled(rpe: GaussianRPE, seed: int, **options) -> UndampedMethod:
     return UndampedMethod(rpe, seed=seed, **chosen).double()
 
 
-def estimated(method: UndampedMethod, atoms: Atoms, rpe: GaussianRPE) -> torch.Tensor:
+def estimated(method, atoms, rpe):
     """(n, n, n_weights): the estimate of every basis function on all pairs."""
     with torch.no_grad():
         plan = Plan(6.0, far=method.plan(rpe(), dense=False))
@@ -41,11 +40,11 @@ def estimated(method: UndampedMethod, atoms: Atoms, rpe: GaussianRPE) -> torch.T
     return field.matrix(each)[:, 0].movedim(0, -1)
 
 
-def wide_rpe() -> GaussianRPE:
+def wide_rpe():
     return GaussianRPE(3, 1.5, 4.0).double()
 
 
-def masks(n_frequencies: int, n_draws: int, atoms: Atoms, change=None, **options) -> torch.Tensor:
+def masks(n_frequencies, n_draws, atoms, change=None, **options):
     """(n_draws, n, n) estimated masks."""
     rpe, found = wide_rpe(), []
     with torch.no_grad():
@@ -57,23 +56,23 @@ def masks(n_frequencies: int, n_draws: int, atoms: Atoms, change=None, **options
     return torch.stack(found)
 
 
-def exact_mask(atoms: Atoms) -> torch.Tensor:
+def exact_mask(atoms):
     rpe = wide_rpe()
     return (basis_on_pairs(geometry_for([atoms], rpe, "exact"), rpe, "exact") @ WEIGHTS).detach()
 
 
-def wide_scales(method: UndampedMethod) -> None:
+def wide_scales(method):
     """The variance of a frequency's own density is infinite unless every scale covers the spectrum: here it does."""
     method.raw_scales.fill_(20.0)
 
 
-def move_means(method: UndampedMethod) -> None:
+def move_means(method):
     generator = torch.Generator().manual_seed(99)
     shift = torch.randn(method.free_means.shape, generator=generator, dtype=torch.float64)
     method.free_means.copy_(0.5 * method.scales[:-1, None] * shift)
 
 
-def wide_scales_and_means(method: UndampedMethod) -> None:
+def wide_scales_and_means(method):
     wide_scales(method)
     move_means(method)
 
@@ -155,10 +154,7 @@ def test_scales_are_positive_and_bounded_and_they_and_the_means_learn():
     assert float(method.free_means.grad.abs().max()) > 0
 
 
-LINEAR = {
-    "random": {"directions": "random"},
-    "free": {"directions": "random", "spectrum": "free"},
-}
+LINEAR = {"random": {"directions": "random"}, "free": {"directions": "random", "spectrum": "free"}}
 
 
 @pytest.mark.parametrize("keys", LINEAR.values(), ids=LINEAR)

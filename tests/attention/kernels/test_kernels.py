@@ -48,7 +48,7 @@ def test_attention_is_the_dense_formula(name):
     torch.testing.assert_close(found, dense_attention(component, omega, q, k, v), rtol=1e-9, atol=1e-11)
 
 
-def feature(kernel, x: torch.Tensor) -> torch.Tensor:
+def feature(kernel, x):
     """φ of one token of elu or relu, axis by axis."""
     if isinstance(kernel, EluKernel):
         return torch.stack([t + 1 if t > 0 else t.exp() for t in x])
@@ -169,7 +169,7 @@ def test_a_normaliser_of_nothing_is_zero_with_a_finite_gradient():
     assert all(bool(torch.isfinite(g).all()) for g in torch.autograd.grad(out.sum(), [numerator, normaliser]))
 
 
-def log_second_moment(a: float, square: float, c: int) -> float:
+def log_second_moment(a, square, c):
     """log of E X² exp(|q|² + |k|²) for one row, X = D² exp(2A|ω|² + B ω·z − (|q|² + |k|²)/2) and z = q + k.
 
     E exp(α|ω|² + β·ω) = (1 − 2α)^{−c/2} exp(|β|²/(2 − 4α)) with α = 4A and β = 2Bz; D⁴ = (1 − 4A)^c.

@@ -24,7 +24,7 @@ from molflt.errors import InputError
 from tests.attention.kernels.checks import draws, fastfood, generator, rows_are_gaussian
 
 
-def off_diagonal(block: torch.Tensor) -> float:
+def off_diagonal(block):
     """Largest cosine between two rows."""
     unit = torch.nn.functional.normalize(block, dim=1)
     return float((unit @ unit.T - torch.eye(len(block))).abs().max())
@@ -102,7 +102,7 @@ def test_structured_rows_are_orthogonal_blocks_of_the_next_power_of_two(m, c, p)
         assert not torch.allclose(a, b)
 
 
-def stratified(omega: torch.Tensor) -> bool:
+def stratified(omega):
     """Return True if each coordinate has one row in each of as many intervals of equal probability."""
     n = len(omega)
     cells = (torch.special.ndtr(omega) * n).floor().long().clamp(0, n - 1)
@@ -139,7 +139,7 @@ def test_too_few_rows_to_match_say_what_to_do(m, c):
     moment_matching(2 * c, c, generator())
 
 
-def gaussian_moment(axes: tuple[int, ...], c: int) -> float:
+def gaussian_moment(axes, c):
     """E Π ω_a: per axis (k − 1)!! for an even power k, zero for an odd one."""
     powers = [axes.count(axis) for axis in range(c)]
     return 0.0 if any(k % 2 for k in powers) else float(math.prod(math.prod(range(k - 1, 0, -2)) for k in powers))
@@ -151,7 +151,7 @@ def test_the_sparse_grid_integrates_polynomials_of_third_degree(c, copies):
     omega = sparse_grid(copies * (2 * c + 1), c, generator())
     assert len(omega) == copies * (2 * c + 1)
 
-    def error(rows: torch.Tensor, degree: int) -> float:
+    def error(rows, degree):
         monomials = itertools.combinations_with_replacement(range(c), degree)
         return max(abs(float(rows[:, list(a)].prod(dim=1).mean()) - gaussian_moment(a, c)) for a in monomials)
 

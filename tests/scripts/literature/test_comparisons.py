@@ -21,7 +21,7 @@ def call(script, out, *arguments):
 def run(script, out, *arguments):
     done = call(script, out, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    (table,) = out.glob("*.csv")
+    (table,) = out.glob(f"{script.rpartition('.')[2]}*.csv")
     return results.read(table)
 
 
@@ -33,7 +33,7 @@ def numbers(rows, column):
 
 def test_query_norm(tmp_path):
     """Longer queries are worse, more features better (Luo Theorem 3)."""
-    rows = run("literature.query_norm", tmp_path, "--seeds", "4", "--features", "16", "256", "--radii", "1", "3")
+    rows = run("literature.query_norm", tmp_path, "--quick")
     numbers(rows, "error")
     error = {(row["matrix"], row["radius"], row["features"]): float(row["error"]) for row in rows}
     assert error["iid", "1", "256"] < error["iid", "1", "16"] < error["iid", "3", "16"]
@@ -42,9 +42,9 @@ def test_query_norm(tmp_path):
 @pytest.mark.parametrize(
     ("script", "needs", "small"),
     [
-        ("approximation_error", "sklearn", "--side 8 --steps 3 --further-steps 1 --images 2 --samples 4 64"),
-        ("layer_cost", "torch", "--figure flt --lengths 64 --repeats 1 --threads 1"),
-        ("layer_cost", "torch", "--figure lara --lengths 64 --repeats 1 --threads 1"),
+        ("approximation_error", "sklearn", "--quick"),
+        ("layer_cost", "torch", "--figure flt --quick"),
+        ("layer_cost", "torch", "--figure lara --quick"),
         ("digits", "sklearn", "--quick"),
         ("language_model", "torch", "--quick"),
     ],
