@@ -3,7 +3,7 @@
 Of each structure the energy is predicted from DFT's own initial geometry, and by the command, of the SMILES that
 RDKit reads off that geometry. Both are compared with DFT's energy of the relaxed structure; so are simpler choices
 among the same guesses. The column uncertainty_eV is the model's own half-width, to which that of choosing a guess
-is to be added (``molflt.adsorption.adsorb.PLACING``).
+is to be added (``molflt.adsorption.PLACING``).
 
     MOLFLT_DATA=FOLDER python -m scripts.benchmarks.adsorb_guesses pretrained:fg
     MOLFLT_DATA=FOLDER python -m scripts.benchmarks.adsorb_guesses pretrained:fg --limit 154 --results few.csv
@@ -28,7 +28,7 @@ from ase import Atoms
 from rdkit import Chem
 from rdkit.Chem import rdDetermineBonds
 
-from molflt.adsorption.adsorb import N_GUESSES, adsorb_conformers, molecule
+from molflt.adsorption import N_GUESSES, adsorb_conformers, molecule
 from molflt.adsorption.placing import surface
 from molflt.data.ase import from_atoms
 from molflt.data.dataset import fingerprint

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from molflt.cli.terminal import Verbosity
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 
 
 def test_table_and_verdict(molflt, model_path, tiny_data):

@@ -8,7 +8,7 @@ from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.cli.train import _task_of
-from molflt.model.model_file import load_model
+from molflt.model.file import load_model
 from molflt.prediction.model import load
 from tests.training.runs import QUICK, written
 

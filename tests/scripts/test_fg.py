@@ -14,11 +14,11 @@ from ase import Atoms
 from ase.io import read, write
 from typer.testing import CliRunner
 
-from molflt.adsorption.adsorb import PLACING
+from molflt.adsorption import PLACING
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.data.oc20.writer import write_lmdb
 from molflt.files import resolve_path
-from molflt.model.model_file import save_model
+from molflt.model.file import save_model
 from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members, uncertainty_of
 from molflt.vocabulary import TAG_ADSORBATE
