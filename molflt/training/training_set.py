@@ -15,7 +15,7 @@ from molflt.data.quality.leaks import alike
 from molflt.data.quality.occurrence import Reason
 from molflt.data.quality.screen import Screening, label_of
 from molflt.errors import InputError, listed
-from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics, mean_absolute_deviation
+from molflt.model.scale_shift import ScaleShiftKind, Statistics, fit_statistics, mean_absolute_deviation
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 _EXAMPLES = 3
@@ -71,7 +71,7 @@ class TrainingSet:
 
 
 def read_training_set(
-    screening: Screening, kind: StandardiserKind, references: dict[str, float] | None = None
+    screening: Screening, kind: ScaleShiftKind, references: dict[str, float] | None = None
 ) -> TrainingSet:
     """Make the pass over a training set.
 

@@ -85,7 +85,7 @@ def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[st
     from molflt.data.open import open_dataset
     from molflt.data.reading import ReadOptions
     from molflt.files import atomic_file, resolve_path
-    from molflt.model.standardiser import fit_statistics
+    from molflt.model.scale_shift import fit_statistics
     from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
     sources = {"train": split.train, **split.held_out}

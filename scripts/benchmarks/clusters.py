@@ -32,7 +32,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
 from molflt.files import atomic_file
-from molflt.model.model_file import LoadedModel, load_model
+from molflt.model.file import LoadedModel, load_model
 from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
 from molflt.training.run import train

@@ -37,7 +37,7 @@ from molflt.data.oc20.unpickle import load_record
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.progress import track
 from molflt.data.record import RECORD_KEYS, to_data, to_record
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.training.config import preset_config
 from scripts import results
 from scripts.benchmarks import measuring, structures

@@ -199,7 +199,7 @@ def main() -> None:
 def _import_everything() -> None:
     """Import what the commands import when they run: a strike is to meet them at work."""
     import molflt.data.oc20.writer  # noqa: F401
-    import molflt.invariance.harness  # noqa: F401
+    import molflt.invariance  # noqa: F401
     import molflt.prediction.shards  # noqa: F401
     import molflt.report.model  # noqa: F401
     import molflt.training.ensemble  # noqa: F401
