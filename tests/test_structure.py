@@ -29,15 +29,15 @@ BUDGET = {
     TOP: (7, 420),
     "adsorption": (2, 310),
     "attention": (36, 3_605),
-    "cli": (10, 1_260),
+    "cli": (10, 1_295),
     "data": (49, 7_600),
     "export": (4, 476),
     "invariance": (2, 320),
     "model": (10, 844),
-    "prediction": (8, 1_320),
+    "prediction": (8, 1_345),
     "report": (9, 1_130),
     "simulate": (5, 520),
-    "training": (13, 2_075),
+    "training": (13, 2_085),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""
