@@ -15,7 +15,6 @@ from molflt.data.quality.occurrence import Reason
 from molflt.data.quality.screen import Screening
 from molflt.errors import InputError, listed
 from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics, mean_absolute_deviation
-from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 _EXAMPLES = 3
 _CLOSELY = 1_000

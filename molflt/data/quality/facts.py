@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.data.quality.domain import Look, examine
+from molflt.data.quality.domain import Domain, DomainFit, Look, examine
 from molflt.data.quality.leaks import Sketches, sketch
 from molflt.data.quality.occurrence import Sight
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, N_TAGS, TARGETS
@@ -72,7 +72,7 @@ class Facts(NamedTuple):
         first = 0
         for k, part in enumerate(parts := list(parts)):
             if len(part.looks) and first:
-                parts[k] = part._replace(looks=part.looks + [first, 0, 0, 0, 0])
+                parts[k] = part._replace(looks=part.looks + np.array([first, 0, 0, 0, 0]))
             first += len(part.n_atoms)
         return Facts(*map(np.concatenate, zip(*parts, strict=True)))
 
@@ -190,6 +190,14 @@ class FactRows:
             np.array(self._gaps, dtype=np.float64),
             np.concatenate([*flat, *self._look_codes]),
         )
+
+
+def domain_of(facts: Facts, places: np.ndarray, forces: bool, by_element: bool) -> Domain:
+    """Domain of the structures at some places."""
+    fit = DomainFit(len(places), forces, by_element)
+    for look in facts.seen(places):
+        fit.add(look)
+    return fit.domain()
 
 
 _TYPES: tuple[tuple[Any, tuple[int, ...]], ...] = (

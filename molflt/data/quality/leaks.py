@@ -187,7 +187,6 @@ def alike(
 def _by_composition(compositions: np.ndarray) -> dict[int, np.ndarray]:
     """Indices of the structures of each composition."""
     order = np.argsort(compositions, kind="stable")
-    first = np.flatnonzero(np.diff(compositions[order], prepend=compositions[order[:1]] + np.uint64(1)) != 0)
-    return (
-        dict(zip(compositions[order[first]].tolist(), np.split(order, first[1:]), strict=True)) if len(order) else {}
-    )
+    ordered = compositions[order]
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(order)])
+    return dict(zip(ordered[first].tolist(), np.split(order, first)[1:], strict=True))

@@ -15,8 +15,8 @@ from molflt.data.dataset import StructureDataset, SubsetDataset
 from molflt.data.labels import CANDIDATES, STORED, VECTORS, LabelSpec
 from molflt.data.neighbours import check_geometry
 from molflt.data.progress import track
-from molflt.data.quality.domain import Domain, DomainFit, sample
-from molflt.data.quality.facts import FactRows, Facts
+from molflt.data.quality.domain import Domain, sample
+from molflt.data.quality.facts import FactRows, Facts, domain_of
 from molflt.data.quality.forces import ForceCheck
 from molflt.data.quality.labels import doubts, energies_out_of_line, forces_out_of_line
 from molflt.errors import AgreedError, InputError, OnBad, refuse
@@ -78,14 +78,6 @@ class HasFacts(StructureDataset, Protocol):
     def domain(self, by_element: bool) -> Domain:
         """Domain of those that can be used."""
         ...
-
-
-def domain_of(facts: Facts, places: np.ndarray, forces: bool, by_element: bool) -> Domain:
-    """Domain of the structures at some places."""
-    fit = DomainFit(len(places), forces, by_element)
-    for look in facts.seen(places):
-        fit.add(look)
-    return fit.domain()
 
 
 @dataclass(frozen=True)
