@@ -35,7 +35,7 @@ BUDGET = {
     "model": (11, 820),
     "prediction": (9, 1_320),
     "report": (9, 1_130),
-    "simulate": (4, 450),
+    "simulate": (5, 520),
     "training": (13, 2_060),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises

@@ -110,7 +110,8 @@ class SparsePattern:
     def mask(self, dtype: torch.dtype) -> Tensor:
         """Zeros at the entries, as a sparse matrix; made once."""
         if dtype not in self._masks:
-            shape, zeros = (self.n_rows, self.n_columns), torch.zeros(self.n_entries, dtype=dtype)
+            shape = self.n_rows, self.n_columns
+            zeros = torch.zeros(self.n_entries, dtype=dtype, device=self.columns.device)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
                 self._masks[dtype] = torch.sparse_csr_tensor(
@@ -295,7 +296,8 @@ class _Transposed(torch.autograd.Function):
 
 def _by_heads(product: Any, pattern: SparsePattern, *of_heads: Tensor) -> Tensor:
     """Compute a product for all heads stacked, or for as many at a time as memory allows."""
-    n_heads, step = len(of_heads[0]), max(1, _ENTRIES_STACKED // max(1, pattern.n_entries))
+    most = _ENTRIES_STACKED_ON_CUDA if of_heads[0].is_cuda else _ENTRIES_STACKED
+    n_heads, step = len(of_heads[0]), max(1, most // max(1, pattern.n_entries))
     if torch.compiler.is_compiling():
         step = n_heads
     found = []
@@ -322,9 +324,10 @@ def _sample(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         # It is fused into one kernel, which holds no rows.
         return (left.index_select(0, pattern.rows) * right.index_select(0, pattern.columns)).sum(dim=-1)
-    # MKL's kernel refuses more entries than a full matrix has, which images in a small cell can make.
+    # These kernels refuse more entries than a full matrix has, which images in a small cell can make.
     fits = pattern.n_entries <= pattern.n_rows * pattern.n_columns
-    if fits and left.device.type == "cpu" and torch.backends.mkl.is_available() and left.dtype in _MKL_DTYPES:
+    there = left.is_cuda or (left.is_cpu and torch.backends.mkl.is_available())
+    if fits and there and left.dtype in _SAMPLED_DTYPES:
         mask = pattern.mask(left.dtype)
         return torch.sparse.sampled_addmm(mask, left.contiguous(), right.contiguous().t(), beta=0.0).values()
     rows, found = pattern.rows, []
@@ -333,10 +336,10 @@ def _sample(pattern: SparsePattern, left: Tensor, right: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-_MKL_DTYPES = (torch.float32, torch.float64)
+_SAMPLED_DTYPES = (torch.float32, torch.float64)
 
 _ENTRIES_AT_ONCE = 1 << 20
-"""Entries whose rows are held at once where MKL is not used. It bounds memory and changes no result."""
+"""Entries whose rows are held at once without such a kernel. It bounds memory and changes no result."""
 
-_ENTRIES_STACKED = 1 << 23
+_ENTRIES_STACKED, _ENTRIES_STACKED_ON_CUDA = 1 << 23, 1 << 26
 """Most entries of the heads that are stacked in one pattern."""

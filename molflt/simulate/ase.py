@@ -13,6 +13,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from molflt.model.model_file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
 from molflt.prediction.predict import choose_device, doubt_of_forces, outside, why_no_forces
+from molflt.simulate.replay import Replay
 from molflt.vocabulary import DIFFERENTIABLE, Compile, TagConvention
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -115,6 +117,7 @@ class MolFLTCalculator(Calculator):
         self._moving = MovingBatch(self.model)
         # A given model stays as it was if these are compiled.
         self._models = [copy.copy(member.model) for member in self.model.members]
+        self._replay = Replay(partial(_computed, self._models))
         self._warnings = DomainWarnings()
         self._tags_seen: tuple[bytes, bytes] | None = None
         self._tags_meant: np.ndarray | None = None
@@ -163,10 +166,11 @@ class MolFLTCalculator(Calculator):
         if self._compiles and self._n_steps == self._steps_before:
             for model in self._models:
                 compile_model(model, print)
+            self._replay = Replay(partial(_computed, self._models))
         self._n_steps += 1
         if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
             self._warnings.say(text, "forces")
-        values = _values(self._models, batch, stress or "forces" in properties, stress)
+        values = _on_host(self._replay(batch, stress or "forces" in properties, stress))
         for quantity, each in values.items():
             if not np.isfinite(each).all():
                 raise InputError(
@@ -211,10 +215,10 @@ class MolFLTCalculator(Calculator):
         return self._moving(same, atoms.cell.array, atoms.positions, make)
 
 
-def _values(models: Sequence[EnergyModel], batch: Batch, forces: bool, stress: bool) -> dict[str, np.ndarray]:
+def _computed(models: Sequence[EnergyModel], batch: Batch, forces: bool, stress: bool) -> dict[str, Tensor]:
     """Compute the output of each model for one structure.
 
-    energy (n_models,), forces (..., n_atoms, 3), stress (..., 3, 3).
+    energy (n_models,), forces (n_models, n_atoms, 3), stress (n_models, 3, 3).
     """
     found: dict[str, list[Tensor]] = {}
     for model in models:
@@ -227,13 +231,14 @@ def _values(models: Sequence[EnergyModel], batch: Batch, forces: bool, stress: b
                 each = {"energy": model(batch).energy[0]}
         for name, tensor in each.items():
             found.setdefault(name, []).append(tensor.detach())
-    stacked = {name: torch.stack(tensors) for name, tensors in found.items()}
-    # One copy for all: on a GPU it is what a step waits for.
-    flat = torch.cat([tensor.flatten() for tensor in stacked.values()]).cpu()
-    parts = flat.split([tensor.numel() for tensor in stacked.values()])
-    return {
-        name: part.view(tensor.shape).numpy() for (name, tensor), part in zip(stacked.items(), parts, strict=True)
-    }
+    return {name: torch.stack(tensors) for name, tensors in found.items()}
+
+
+def _on_host(found: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Copy results in one piece: on a GPU it is what a step waits for."""
+    flat = torch.cat([tensor.flatten() for tensor in found.values()]).cpu()
+    parts = flat.split([tensor.numel() for tensor in found.values()])
+    return {name: part.view(tensor.shape).numpy() for (name, tensor), part in zip(found.items(), parts, strict=True)}
 
 
 def _name_of(atoms: Atoms) -> str:

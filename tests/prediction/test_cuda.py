@@ -11,7 +11,7 @@ import pytest
 import torch
 from ase.build import molecule
 
-from molflt import load
+from molflt import MolFLTCalculator, load
 from molflt.attention.registry import ATTENTIONS, attention_config
 from molflt.training.run_directory import read_records
 from tests.attention.layers import water
@@ -65,7 +65,9 @@ def test_energies_forces_and_gradients_are_those_of_the_cpu(name):
 def test_a_step_waits_for_nothing(name):
     attention, sizes = MODELS[name]
     model = make_model(attention_config(**attention), **sizes).to("cuda")
-    batch = batch_for(model, MIXED).to("cuda")
+    batch = batch_for(model, MIXED)
+    batch.layout = model.plan()(batch)
+    batch = batch.to("cuda")
     for mode in ("default", "error"):
         torch.cuda.set_sync_debug_mode(mode)
         try:
@@ -93,9 +95,27 @@ def test_deterministic_or_not(name):
 
 @pytest.mark.parametrize("name", ["qm7-small", "fg", "acac"])
 def test_shipped_models_predict_the_same(name):
-    structures = [molecule("CH3CH2OH"), molecule("C6H6"), water(200)]
+    structures = [molecule("CH3CH2OH"), molecule("C6H6"), molecule("H2O", vacuum=1.2).repeat(6)]
     energies = [load(f"pretrained:{name}", device=device).predict(structures) for device in ("cpu", "cuda")]
     np.testing.assert_allclose(*energies, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("stress", [False, True])
+@pytest.mark.parametrize("atoms", [molecule("CH3CH2OH"), molecule("H2O", vacuum=1.2, pbc=True).repeat(3)])
+def test_a_replayed_step_is_that_of_the_cpu(atoms, stress):
+    """Along a path with small moves, during which the layout is kept, and large ones."""
+    if stress and not atoms.pbc.any():
+        pytest.skip("no stress")
+    random, path, replayed = np.random.default_rng(0), [], []
+    calculators = [MolFLTCalculator("pretrained:acac", device, "float64") for device in ("cpu", "cuda")]
+    for step in range(8):
+        atoms.positions += random.normal(0, 0.2 if step == 4 else 0.01, size=atoms.positions.shape)
+        for calculator in calculators:
+            calculator.calculate(atoms, ["forces", "stress"] if stress else ["forces"])
+            path.append(np.concatenate([np.ravel(calculator.results[key]) for key in sorted(calculator.results)]))
+        replayed.append(calculators[1]._replay._captured is not None)
+    assert sum(replayed) >= 5
+    np.testing.assert_allclose(path[1::2], path[::2], rtol=1e-8, atol=1e-8)
 
 
 def test_a_run_learns_resumes_and_predicts_on_either(make_config, tiny_data, tmp_path, molflt):
