@@ -36,7 +36,7 @@ BUDGET = {
     "prediction": (9, 1_320),
     "report": (9, 1_130),
     "simulate": (5, 520),
-    "training": (13, 2_060),
+    "training": (14, 2_110),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

@@ -24,6 +24,7 @@ def train_command(
         "never", help="auto: continue the run in --out from its last finished epoch, as if never interrupted."
     ),
     compile_: Compile = typer.Option(None, "--compile", help="Short for trainer.compile=.", show_default=False),
+    cache: str = typer.Option(None, help="Short for data.cache=: where large data are prepared.", show_default=False),
     report: bool = typer.Option(True, "--report/--no-report", help="Write report.html at the end."),
 ) -> None:
     """Train an energy model.
@@ -40,7 +41,8 @@ def train_command(
     from molflt.training.processes import is_first_process
 
     first = is_first_process()
-    overrides = [*(overrides or []), *([f"trainer.compile={compile_}"] if compile_ else [])]
+    short = {"trainer.compile": compile_, "data.cache": cache}
+    overrides = [*(overrides or []), *(f"{key}={value}" for key, value in short.items() if value)]
     try:
         _train(config, overrides, out, resume == "auto", report and first)
     except InputError as error:

@@ -22,8 +22,17 @@ _TRIED = 30
 """Records from which the time of a preparation is estimated."""
 
 
-def open_large(path: Path, options: ReadOptions, cache: Path | None, say: Callable[[str], None]) -> StructureDataset:
+def open_large(
+    path: Path, options: ReadOptions, cache: Path | None, say: Callable[[str], None], n_sharing: int = 1
+) -> StructureDataset:
     """Open data to train on; large ones are prepared the first time, beside them or in ``cache``.
+
+    Args:
+        path: of the data.
+        options: how to read.
+        cache: folder for the prepared set; None: that of the data.
+        say: takes lines for the user.
+        n_sharing: processes of this machine that do so at once, and share the work.
 
     Raises:
         InputError: as :func:`molflt.data.open.open_dataset`.
@@ -42,7 +51,7 @@ def open_large(path: Path, options: ReadOptions, cache: Path | None, say: Callab
             if other != folder:
                 say(f"{other} is of the data in another state or read in another way; it can be removed")
         say(f"{_estimate(path, options)}, once, in {folder}")
-        prepare([str(path)], folder, options)
+        prepare([str(path)], folder, options, n_processes=max(1, len(os.sched_getaffinity(0)) // n_sharing))
     return PreparedSet(folder, options)
 
 

@@ -90,7 +90,8 @@ def identity(inputs: Sequence[str], options: ReadOptions) -> tuple[str, list[str
         (file.name, file.stat().st_size, file.stat().st_mtime_ns) for path in paths for file in data_files(Path(path))
     ]
     labels = options.labels and options.labels.model_dump()
-    reading = {**stated_options(options), "conformers": options.conformers, "labels": labels}
+    own = {"conformers": options.conformers, "allow_charged": options.allow_charged, "labels": labels}
+    reading = {**stated_options(options), **own}
     text = json.dumps([VERSION, list(inputs) if len(inputs) > 1 else "", fingerprints, stamps, reading])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), fingerprints
 

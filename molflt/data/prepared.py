@@ -338,7 +338,7 @@ class PreparedSet:
 def stated_options(options: ReadOptions) -> dict[str, Any]:
     """Options of reading that a preparation settles, by name."""
     labels = (options.labels or LabelSpec()).model_dump(exclude={"target"})
-    found = {name: getattr(options, name) for name in ("allow_charged", "pairs", "accept_unconverged", "tags")}
+    found = {name: getattr(options, name) for name in ("pairs", "accept_unconverged", "tags")}
     return {**found, **labels}
 
 

@@ -69,6 +69,9 @@ class DataConfig(BaseModel):
     accept_unconverged: bool = Field(
         False, description="read calculations that are not converged or were cut short as well"
     )
+    cache: str | None = Field(
+        None, description="folder for prepared sets, which are made of large data once; null: beside the data"
+    )
     num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")
 
     @field_validator("val")

@@ -22,8 +22,9 @@ from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.standardiser import fit_statistics
 from molflt.training.config import TrainConfig
-from molflt.training.data_module import SHARE, EnergyDataModule, NoisyDataset, PreparedDataset, SeparatedDataset
+from molflt.training.data_module import EnergyDataModule
 from molflt.training.training_set import read_training_set
+from molflt.training.training_structures import SHARE, NoisyDataset, PreparedDataset, SeparatedDataset
 from molflt.vocabulary import TAG_ADSORBATE
 
 ENERGY, RELAXED = LabelSpec(), LabelSpec(target="y_relaxed")
@@ -208,7 +209,7 @@ def test_structures_are_shared_by_processes(make_config):
 
     among(6)
     # Of ten and six structures, which would make one batch each.
-    assert all(len(list(loader.batch_sampler)) >= 1 for loader in data.val_dataloader())
+    assert all(len(list(loader.sampler)) >= 1 for loader in data.val_dataloader())
     among(29)
     with pytest.raises(InputError, match="28 structures cannot be shared by 29 processes; use fewer"):
         data.train_dataloader()
