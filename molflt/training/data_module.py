@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -166,10 +167,12 @@ class EnergyDataModule(lightning.LightningDataModule):
         )
 
     def _loader(self, dataset: PreparedDataset | SeparatedDataset, batches: AtomBudgetSampler) -> DataLoader[Batch]:
+        model = self.config.model
+        reach = math.inf if model.all_pairs_if_isolated else model.neighbour_cutoff
         # A cache in a worker process would die with it.
         num_workers = 0 if dataset.cached else self.config.data.num_workers
         return DataLoader(
-            _Batches(dataset),
+            _Batches(dataset, reach),
             batch_size=None,
             sampler=Requests(batches),
             collate_fn=_as_is,
@@ -208,12 +211,12 @@ class Requests(Sampler[Request]):
 class _Batches(Dataset[Batch]):
     """Batches on request."""
 
-    def __init__(self, structures: PreparedDataset | SeparatedDataset) -> None:
-        self.structures = structures
+    def __init__(self, structures: PreparedDataset | SeparatedDataset, reach: float) -> None:
+        self.structures, self.reach = structures, reach
 
     def __getitem__(self, wanted: Request) -> Batch:
         self.structures.epoch = wanted.epoch
-        return collate([self.structures[index] for index in wanted.indices], wanted.plan)
+        return collate([self.structures[index] for index in wanted.indices], wanted.plan, self.reach)
 
 
 def _as_is(batch: Batch) -> Batch:

@@ -57,7 +57,7 @@ class PreparedDataset(Dataset[Data]):
         if index in self._cache:
             return self._cache[index]
         data = self._moved(self.labelled(index), index)
-        data = attach_neighbours(data, self.model.neighbour_cutoff, self.model.all_pairs_if_isolated)
+        data = attach_neighbours(data, self.model.neighbour_cutoff, self.model.all_pairs_if_isolated, checked=True)
         if self.cached:
             self._cache[index] = data
         return data
