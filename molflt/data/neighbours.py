@@ -69,7 +69,7 @@ def neighbour_list(
     return torch.from_numpy(edge_index.take(order, axis=1)), torch.from_numpy(shifts.take(order, axis=0))
 
 
-def near_pairs(data: Data, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
+def near_pairs(data: Data, cutoff: float, checked: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Find pairs as in :func:`neighbour_list`, (n_pairs, 2), in any order.
 
     Their distances, (n_pairs,) Å, are returned as well.
@@ -77,7 +77,7 @@ def near_pairs(data: Data, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
     """
-    pairs, _, distances = search(data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy(), cutoff)
+    pairs, _, distances = search(data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy(), cutoff, checked)
     return pairs, distances
 
 

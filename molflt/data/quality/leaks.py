@@ -125,21 +125,18 @@ class Sketches(NamedTuple):
 
 
 def sketch(data: Data) -> np.ndarray:
-    """(9,) smooth sums over the distances of each atom's neighbours, images included.
-
-    Raises:
-        InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
-    """
+    """(9,) smooth sums over the distances of each atom's neighbours, images included; for a valid structure."""
     numbers = data.atomic_numbers.numpy()
-    pairs, distances = near_pairs(data, REACH)
-    envelope = (1 - (distances / REACH) ** 2) ** 2
+    pairs, distances = near_pairs(data, REACH, checked=True)
+    share = distances / REACH
+    fade, envelope = 1 - share, np.square(1 - share * share)
     values = [0.0]
     if not bool(data.pbc.any()):
         points = data.positions.numpy()
         values = [float(np.sqrt(((points - points.mean(axis=0)) ** 2).sum(axis=1).mean()))]
-    for weight, power in zip(_WEIGHTS[:, numbers], (0, 3), strict=True):
-        near = weight[pairs[:, 1]] * envelope * (1 - distances / REACH) ** power
-        sums = np.bincount(pairs[:, 0], near, len(numbers))
+    i, j = pairs.T
+    for weight, shape in zip(_WEIGHTS[:, numbers], (envelope, envelope * fade * fade * fade), strict=True):
+        sums = np.bincount(i, weight[j] * shape, len(numbers))
         # Extremes depend on few atoms: an adsorbate that has moved changes them, but no mean over the slab.
         values += [float(np.mean(weight * sums)), float(np.std(weight * sums)), float(sums.min()), float(sums.max())]
     return np.array(values, dtype=np.float32)
