@@ -121,9 +121,11 @@ def prepare(
     """
     options = _settled(options)
     key, fingerprints = identity(inputs, options)
-    if folder.exists() and not is_prepared(folder) and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder}: exists already and is no prepared set; choose another folder")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; choose another folder")
     with sole_writer(folder / UNFINISHED, wait=True):
+        if not is_prepared(folder) and any(path.name[0] != "." for path in folder.iterdir()):
+            raise InputError(f"{folder}: exists already and is no prepared set; choose another folder")
         there = next((file for file in (folder / MANIFEST, folder / UNFINISHED) if file.is_file()), None)
         if there is not None and (overwrite or read_signed(there)["key"] != key):
             if not overwrite:

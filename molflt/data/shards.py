@@ -91,7 +91,7 @@ def _narrow(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
     """Keep floats as float32 where that is exact, and the rows of others beside them; or all as they are."""
     with np.errstate(over="ignore"):
         small = values.astype(np.float32)
-    wide = np.flatnonzero((small != values).reshape(len(values), -1).any(axis=1))
+    wide = np.flatnonzero((small != values).any(axis=tuple(range(1, values.ndim))))
     if len(wide) > _RARE * len(values):
         return {name: values}
     return {name: small, **({f"{name}.{ROWS}": wide, f"{name}.{WIDE}": values[wide]} if len(wide) else {})}
