@@ -122,7 +122,7 @@ class EnergyDataModule(lightning.LightningDataModule):
             dataset = self._prepared
             if self.separation:
                 dataset = SeparatedDataset(dataset, self.separation, config.seed, 0)
-        return self._loader(dataset, self._sampler(dataset.n_atoms, shuffle=True))
+        return self._loader(dataset, self._sampler(dataset.n_atoms, shuffle=True), lasting=True)
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader per validation split, in the order of the configuration."""
@@ -166,7 +166,9 @@ class EnergyDataModule(lightning.LightningDataModule):
             n_atoms, max_atoms, shuffle=shuffle, seed=self.config.seed, rank=rank, n_ranks=n_ranks
         )
 
-    def _loader(self, dataset: PreparedDataset | SeparatedDataset, batches: AtomBudgetSampler) -> DataLoader[Batch]:
+    def _loader(
+        self, dataset: PreparedDataset | SeparatedDataset, batches: AtomBudgetSampler, lasting: bool = False
+    ) -> DataLoader[Batch]:
         model = self.config.model
         reach = math.inf if model.all_pairs_if_isolated else model.neighbour_cutoff
         # A cache in a worker process would die with it.
@@ -177,7 +179,7 @@ class EnergyDataModule(lightning.LightningDataModule):
             sampler=Requests(batches),
             collate_fn=_as_is,
             num_workers=num_workers,
-            persistent_workers=num_workers > 0 and batches.shuffle,
+            persistent_workers=num_workers > 0 and lasting,
             # From there batches are copied while the device computes.
             pin_memory=torch.cuda.is_available(),
         )
@@ -195,16 +197,17 @@ class Requests(Sampler[Request]):
     """Requests for the batches of a sampler; ``plan`` is that of the epoch."""
 
     def __init__(self, batches: AtomBudgetSampler, plan: Plan | None = None) -> None:
-        self.batches, self.plan = batches, plan
+        self.batches, self.plan, self.epoch = batches, plan, 0
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Request]:
-        return (Request(indices, self.batches.epoch, self.plan) for indices in self.batches)
+        return (Request(indices, self.epoch, self.plan) for indices in self.batches)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose batches come next."""
+        self.epoch = epoch
         self.batches.set_epoch(epoch)
 
 
