@@ -6,7 +6,7 @@ import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import numpy as np
 from torch_geometric.data import Data
@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from molflt.data.dataset import StructureDataset, SubsetDataset
 from molflt.data.labels import CANDIDATES, STORED, VECTORS, LabelSpec
 from molflt.data.neighbours import check_geometry
+from molflt.data.prepared import PreparedSet
 from molflt.data.progress import track
 from molflt.data.quality.domain import Domain, sample
 from molflt.data.quality.facts import FactRows, Facts, domain_of
@@ -65,19 +66,6 @@ class Crew:
 
 
 ALONE = Crew()
-
-
-@runtime_checkable
-class HasFacts(StructureDataset, Protocol):
-    """Structures of which the facts are known."""
-
-    def facts(self) -> Facts:
-        """Facts of all structures."""
-        ...
-
-    def domain(self, by_element: bool) -> Domain:
-        """Domain of those that can be used."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -163,7 +151,7 @@ class Screening:
         """
         n, noted, share = len(self.structures), _Noted(ForceCheck(self.labels)), self.crew.share(len(self.structures))
         rows: FactRows | None = None
-        if isinstance(self.structures, HasFacts):
+        if isinstance(self.structures, PreparedSet):
             self.facts = self.crew.agree(self.structures.facts)
             there = self.facts.n_atoms > 0
             usable = there & self._usable(self.facts)
@@ -275,7 +263,9 @@ class Screening:
 
     def domain(self, by_element: bool) -> Domain:
         """Domain of the usable structures, of which a sample has been examined."""
-        if isinstance(self.structures, HasFacts) and np.array_equal(self.places, np.flatnonzero(self.facts.n_atoms)):
+        if isinstance(self.structures, PreparedSet) and np.array_equal(
+            self.places, np.flatnonzero(self.facts.n_atoms)
+        ):
             known = self.structures.domain(by_element)
             return known.model_copy(update={"forces": self.forces})
         return domain_of(self.facts, self.places, self.forces, by_element)
