@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from molflt.data.dataset import StructureDataset, data_files
+from molflt.data.dataset import MANIFEST, StructureDataset, data_files, is_prepared
 from molflt.data.open import is_database, open_dataset
 from molflt.data.prepare import identity, prepare
-from molflt.data.prepared import MANIFEST, PreparedSet, is_prepared
+from molflt.data.prepared import PreparedSet
 from molflt.data.progress import size_text
 from molflt.data.quality.facts import FactRows
 from molflt.data.reading import ReadOptions

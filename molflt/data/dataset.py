@@ -149,6 +149,15 @@ class ConcatDataset:
         return np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
 
 
+MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
+"""Of a prepared set."""
+
+
+def is_prepared(path: Path) -> bool:
+    """True for the folder of a prepared set, finished or not."""
+    return (path / MANIFEST).is_file() or (path / UNFINISHED).is_file()
+
+
 _WHOLE, _END = 64 << 20, 1 << 20
 """Most bytes of a file that is hashed completely, and bytes hashed at either end of a larger one."""
 
@@ -165,7 +174,7 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     source = Path(path)
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
-    if (prepared := source / "manifest.json").is_file():
+    if (prepared := source / MANIFEST).is_file():
         with suppress(OSError, ValueError, KeyError, TypeError):
             (known,) = json.loads(prepared.read_text(encoding="utf-8"))["data"]
             return str(known)

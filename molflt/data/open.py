@@ -18,9 +18,8 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.data.ase import from_atoms
-from molflt.data.dataset import ConcatDataset, ListDataset, StructureDataset, is_companion
+from molflt.data.dataset import ConcatDataset, ListDataset, StructureDataset, is_companion, is_prepared
 from molflt.data.formats import DATABASES, TABLES, is_molecules, of_run, reader_of, say_left_out
-from molflt.data.prepared import PreparedSet, is_prepared
 from molflt.data.rdkit import check_text, from_any_mol, from_text
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.record import check_structure
@@ -67,6 +66,8 @@ def open_dataset(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -
 
 def _open_folder(folder: Path, options: ReadOptions) -> StructureDataset:
     if is_prepared(folder):
+        from molflt.data.prepared import PreparedSet
+
         return PreparedSet(folder, options)
     if (folder / "data.mdb").is_file():
         say_left_out(folder, [folder / "data.mdb"])

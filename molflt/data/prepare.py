@@ -21,19 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from molflt.data.dataset import data_files, fingerprint
+from molflt.data.dataset import MANIFEST, UNFINISHED, data_files, fingerprint, is_prepared
 from molflt.data.open import STANDARD_INPUT, is_database, open_dataset, paths_behind, pieces, resolve_inputs
-from molflt.data.prepared import (
-    MANIFEST,
-    UNFINISHED,
-    VERSION,
-    PreparedSet,
-    Shard,
-    is_prepared,
-    read_signed,
-    signed,
-    stated_options,
-)
+from molflt.data.prepared import VERSION, PreparedSet, Shard, read_signed, signed, stated_options
 from molflt.data.progress import track
 from molflt.data.quality.domain import sample
 from molflt.data.quality.facts import FactRows, Facts, domain_of

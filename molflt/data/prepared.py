@@ -25,6 +25,7 @@ import torch
 from torch_geometric.data import Data
 
 from molflt import vocabulary
+from molflt.data.dataset import MANIFEST
 from molflt.data.extras import decode
 from molflt.data.labels import LabelSpec
 from molflt.data.quality.domain import Domain
@@ -33,7 +34,6 @@ from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.errors import InputError
 
 VERSION = 1
-MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
 BLOCK = 1_000
 """Structures under one checksum."""
 PER_ATOM = {
@@ -109,11 +109,6 @@ def read_signed(file: Path) -> dict[str, Any]:
     if zlib.crc32(json.dumps(content, sort_keys=True).encode()) != stated:
         raise InputError(f"{file}: is damaged (its checksum is another); {_AGAIN}")
     return content
-
-
-def is_prepared(path: Path) -> bool:
-    """True for the folder of a prepared set, finished or not."""
-    return (path / MANIFEST).is_file() or (path / UNFINISHED).is_file()
 
 
 def mapped(file: Path) -> np.ndarray:

@@ -39,10 +39,10 @@ from torch.utils.data import DataLoader
 
 from molflt.data import prepare as preparing
 from molflt.data.batch import AtomBudgetSampler, collate
-from molflt.data.dataset import StructureDataset
+from molflt.data.dataset import MANIFEST, StructureDataset
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.oc20.lmdb import LmdbDataset
-from molflt.data.prepared import MANIFEST, PreparedSet, read_signed, signed
+from molflt.data.prepared import PreparedSet, read_signed, signed
 from molflt.data.quality.domain import sample
 from molflt.data.record import to_data, to_record
 from molflt.model.energy_model import EnergyModel

@@ -23,16 +23,16 @@ from torch_geometric.data import Data
 
 from molflt.data import prepare as preparing
 from molflt.data.cache import open_large
-from molflt.data.dataset import StructureDataset, fingerprint
+from molflt.data.dataset import MANIFEST, StructureDataset, fingerprint
 from molflt.data.extras import Extra
 from molflt.data.labels import LabelSpec
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.prepare import prepare
-from molflt.data.prepared import MANIFEST, VERSION, PreparedSet, read_signed, signed
+from molflt.data.prepared import VERSION, PreparedSet, read_signed, signed
 from molflt.data.quality.screen import Screening
 from molflt.data.reading import ReadOptions
-from molflt.errors import InputError
+from molflt.errors import InputError, InputWarning
 
 RELAXED = LabelSpec(target="y_relaxed")
 
@@ -334,3 +334,27 @@ def test_a_preparation_killed_ten_times_is_right_in_the_end(tmp_path: Path, make
     all_same(open_dataset(tmp_path / "a.lmdb"), PreparedSet(tmp_path / "set"))
     assert not list((tmp_path / "set").glob(".*"))
     PreparedSet(tmp_path / "set").facts()
+
+
+def test_compressed_frames_are_prepared_file_by_file(tmp_path: Path) -> None:
+    """As S2EF's: total energies and forces, with a text beside each file that is left out."""
+    import lzma
+
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    folder = tmp_path / "s2ef"
+    folder.mkdir()
+    for k in range(3):
+        atoms = molecule("CH3OH", vacuum=4.0, pbc=True)
+        atoms.rattle(0.01, seed=k)
+        atoms.calc = SinglePointCalculator(atoms, energy=-20.0 - k, forces=atoms.positions * 0.01)
+        write(tmp_path / "plain.extxyz", [atoms] * 2)
+        with lzma.open(folder / f"{k}.extxyz.xz", "wb") as packed:
+            packed.write((tmp_path / "plain.extxyz").read_bytes())
+        with lzma.open(folder / f"{k}.txt.xz", "wt") as packed:
+            packed.write("random,frame0,1.0\n")
+    with pytest.warns(InputWarning, match=r"left out: 0\.txt\.xz"):
+        prepared = prepare([str(folder)], tmp_path / "set")
+    assert [shard["structures"] for shard in prepared.manifest["shards"]] == [2, 2, 2]
+    assert prepared[4].energy.item() == -22.0
+    assert prepared[4].forces.shape == (6, 3)
