@@ -97,10 +97,10 @@ def prepare_command(
     taken = {"allow_charged": allow_charged, "accept_unconverged": accept_unconverged, "pairs": pairs}
     with _to_be_continued():
         made = prepare(inputs, out, _reading({"target": target, **given}, tags=tags, **taken), overwrite)
-    unusable = made.unusable()
-    if unusable:
-        warn(listed(f"{len(unusable):,} structures cannot be used (training leaves them out with data.on_bad=skip)",
-                    list(unusable.values())))  # fmt: skip
+    if reasons := list(made.unusable().values()):
+        n = len(reasons)
+        what = f"{n:,} structure{'s' * (n != 1)} cannot be used; data.on_bad=skip trains without"
+        warn(listed(what, reasons))
     say(f"{len(made):,} structures in {out}")
 
 

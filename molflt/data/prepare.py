@@ -80,8 +80,8 @@ def identity(inputs: Sequence[str], options: ReadOptions) -> tuple[str, list[str
         (file.name, file.stat().st_size, file.stat().st_mtime_ns) for path in paths for file in data_files(Path(path))
     ]
     labels = options.labels and options.labels.model_dump()
-    own = {"conformers": options.conformers, "allow_charged": options.allow_charged, "labels": labels}
-    reading = {**stated_options(options), **own}
+    names = ("conformers", "allow_charged", "accept_unconverged", "makes_pairs")
+    reading = [*(getattr(options, name) for name in names), options.tags, labels]
     text = json.dumps([VERSION, list(inputs) if len(inputs) > 1 else "", fingerprints, stamps, reading])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), fingerprints
 

@@ -331,9 +331,12 @@ class PreparedSet:
 
 
 def stated_options(options: ReadOptions) -> dict[str, Any]:
-    """Options of reading that a preparation settles, by name."""
+    """Options of reading that a preparation settles, by name.
+
+    What is left out at the preparation, as unconverged, stays so whatever is asked for.
+    """
     labels = (options.labels or LabelSpec()).model_dump(exclude={"target"})
-    found = {name: getattr(options, name) for name in ("pairs", "accept_unconverged", "tags")}
+    found = {name: getattr(options, name) for name in ("pairs", "tags")}
     return {**found, **labels}
 
 
