@@ -1,1 +1,1 @@
-"""What is run in the repository and not installed with the package: ``python -m scripts.FOLDER.NAME``."""
+"""Commands of the repository that are not installed with the package: ``python -m scripts.FOLDER.NAME``."""

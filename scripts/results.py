@@ -1,4 +1,4 @@
-"""Results as data: one CSV for each thing that is measured, its tables in the pages, its figures.
+"""Results as data: a CSV for each measurement, its tables in the pages, its figures.
 
 This is the only place that writes any of them. Every row says under which conditions it was measured, on which
 machine, with which software, when, and at which commit (:data:`PROVENANCE`).
@@ -40,14 +40,14 @@ Row = dict[str, str]
 
 
 def provenance(conditions: Mapping[str, Any] | None = None) -> Row:
-    """What :data:`PROVENANCE` says of a measurement that is made here and now."""
+    """Values of :data:`PROVENANCE` for a measurement that is made here and now."""
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     system = f"{platform.system()} {platform.release()}"
     machine = [processor(), f"{os.cpu_count()} cores", f"{pages / 2**30:.1f} GiB", *gpu, system]
     software = [f"Python {platform.python_version()}", *(f"{name} {metadata.version(name)}" for name in _PACKAGES)]
     return {
-        "conditions": ", ".join(f"{name}={text(value, 6)}" for name, value in (conditions or {}).items()),
+        "conditions": _listed(conditions),
         "machine": ", ".join(machine),
         "software": ", ".join(software),
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
@@ -109,17 +109,46 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] 
 def record(
     path: Path, rows: Iterable[Mapping[str, Any]], conditions: Mapping[str, Any] | None = None, digits: int = 4
 ) -> None:
-    """Write what has just been measured, with how and where: :func:`write` with :data:`PROVENANCE`."""
+    """Write what has just been measured: :func:`write` with :data:`PROVENANCE`."""
     known = provenance(conditions)
     write(path, [{**row, **known} for row in rows], digits=digits)
 
 
+def unmixed(path: Path, conditions: Mapping[str, Any] | None) -> list[Row]:
+    """Rows of a CSV that goes on under these conditions.
+
+    Raises:
+        SystemExit: the file was made under other conditions, which must not be mixed.
+    """
+    rows, mine = read(path), _listed(conditions)
+    if other := {row["conditions"] for row in rows} - {mine}:
+        raise SystemExit(
+            f"error: {path} was measured under other conditions ({other.pop()}; now {mine}); choose another place, "
+            "or move the file away"
+        )
+    return rows
+
+
+def _listed(conditions: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name}={text(value, 6)}" for name, value in (conditions or {}).items())
+
+
 def extend(
-    path: Path, rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, Any] | None = None, digits: int = 4
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    conditions: Mapping[str, Any] | None = None,
+    digits: int = 4,
+    columns: Sequence[str] = (),
 ) -> None:
-    """Write what has just been measured behind what is there: as :func:`record`."""
-    known = provenance(conditions)
-    write(path, [*read(path), *({**row, **known} for row in rows)], (*rows[0], *PROVENANCE), digits)
+    """Write what has just been measured behind what is there: as :func:`record`.
+
+    A row may know better than this process by which software it was made. ``columns`` are those that are kept, by
+    default all of the first row. Raises as :func:`unmixed`.
+    """
+    known, before = provenance(conditions), unmixed(path, conditions)
+    names = tuple(dict.fromkeys((*(columns or rows[0]), *PROVENANCE)))
+    new = [{name: value for name, value in {**known, **row}.items() if name in names} for row in rows]
+    write(path, [*before, *new], names, digits)
 
 
 def text(value: Any, digits: int = 4) -> str:
@@ -134,36 +163,6 @@ def text(value: Any, digits: int = 4) -> str:
 def numbers(cell: str) -> list[float]:
     """The numbers of a cell."""
     return [float(part) for part in cell.split()]
-
-
-class Store:
-    """The rows of a CSV that grows while a benchmark runs, each of them on disk before the next is measured.
-
-    Args:
-        path: of the file; what it holds already is kept.
-        columns: besides those of :data:`PROVENANCE`.
-        conditions: what all rows share.
-
-    Raises:
-        SystemExit: the file was made under other conditions, which must not be mixed.
-    """
-
-    def __init__(self, path: Path, columns: Sequence[str], conditions: Mapping[str, Any]) -> None:
-        self.path, self.columns = path, (*columns, *PROVENANCE)
-        self.rows = read(path)
-        self.provenance = provenance(conditions)
-        mine = self.provenance["conditions"]
-        if other := {row["conditions"] for row in self.rows} - {mine}:
-            raise SystemExit(
-                f"error: {path} was measured under other conditions ({other.pop()}; now {mine}); choose another "
-                "--out, or move the file away"
-            )
-
-    def add(self, row: Mapping[str, Any], **provenance: str) -> None:
-        """Another row, on disk before this returns; ``provenance`` replaces what is known of this process."""
-        whole = {**row, **self.provenance, **provenance}
-        self.rows.append({name: text(whole.get(name), 6) for name in self.columns})
-        write(self.path, self.rows, self.columns)
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -230,8 +229,9 @@ def sweep(
     judge: Callable[..., Mapping[str, Any] | Sequence[Mapping[str, Any]]],
     conditions: Mapping[str, Any] | None = None,
     digits: int = 4,
+    columns: Sequence[str] = (),
 ) -> None:
-    """Judge every point that a CSV does not have yet; its rows are on disk before the next is begun.
+    """Judge every point that a CSV does not have yet, and write its rows before the next.
 
     Args:
         path: of the CSV.
@@ -239,13 +239,16 @@ def sweep(
         judge: returns the other columns, of one row or of several.
         conditions: see :data:`PROVENANCE`.
         digits: significant ones of a float.
+        columns: that are kept, in their order; by default all of the first row.
+
+    Raises as :func:`unmixed`.
     """
     for point in points:
-        if find(read(path), **point):
+        if find(unmixed(path, conditions), **point):
             continue
         found = judge(**point)
         rows = [found] if isinstance(found, Mapping) else found
-        extend(path, [{**point, **row} for row in rows], conditions, digits)
+        extend(path, [{**point, **row} for row in rows], conditions, digits, columns)
         for row in rows:
             print("  ".join(text(value, digits) for value in (*point.values(), *row.values())), flush=True)
 
@@ -281,6 +284,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def figure_path(csv: Path, name: str = "") -> Path:
-    """The PNG of a name, or of the CSV's: in docs/figures if the CSV is published, else beside it."""
+    """Path of a PNG: in docs/figures if the CSV is published, else beside it."""
     folder = DOCS / "figures" if csv.parent == DOCS / "results" else csv.parent
     return folder / f"{name or csv.stem}.png"

@@ -1,4 +1,4 @@
-"""What the tests of model files, training, prediction and the command line share: tiny data and a tiny model."""
+"""Tiny data and a tiny model for the tests of model files, training, prediction and the command line."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 class CommandResult:
-    """What a command left behind: exit status and both streams."""
+    """Exit status and both streams of a command."""
 
     def __init__(self, status: int, out: str, err: str) -> None:
         self.status, self.out, self.err = status, out, err
@@ -198,17 +198,18 @@ class CommandResult:
 
 @pytest.fixture
 def molflt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., CommandResult]:
-    """Run a command in this process, through the same entry point as the installed script."""
+    """Run a command in this process, as the installed script does; it must end with ``status`` if that is given."""
 
-    def run(*arguments: object) -> CommandResult:
+    def run(*arguments: object, status: int | None = None) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["molflt", *map(str, arguments)])
         capsys.readouterr()
-        status = 0
+        found = 0
         try:
             main()
         except SystemExit as stop:
-            status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        streams = capsys.readouterr()
-        return CommandResult(status, streams.out, streams.err)
+            found = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        result = CommandResult(found, *capsys.readouterr())
+        assert status in (None, found), result
+        return result
 
     return run

@@ -7,8 +7,7 @@ pairs of k r̂r̂ᵀ + l (1 − r̂r̂ᵀ) and a floor, in the spirit of Lindh's
 with k = 5 exp(−6(x − 1)) eV/Å², x being the distance over the sum of the covalent radii, and l = k/e³. It is positive
 definite, rotates with the structure, and does not depend on the order of atoms.
 
-Everything is batched over structures and differentiable, so that the same code serves to relax and to learn
-(scripts/literature).
+Everything is batched over structures and differentiable. scripts/benchmarks/relaxation.py counts the calls.
 """
 
 from __future__ import annotations

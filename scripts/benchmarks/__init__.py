@@ -1,1 +1,1 @@
-"""What measures speed, memory and accuracy. Results are CSV files, written by :mod:`scripts.results`."""
+"""Measurements of speed, memory and accuracy. Results are CSV files, written by :mod:`scripts.results`."""

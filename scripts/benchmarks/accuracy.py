@@ -10,20 +10,10 @@ goes on from its last epoch. Start the same command once for each core: no two p
     python -m scripts.benchmarks.accuracy --out runs/accuracy --results docs/results/accuracy.csv
     python -m scripts.tools.tables                    # writes the tables of the pages from docs/results/accuracy.csv
 
-The results are one CSV with a row for each run and each set of structures that it was judged on:
-
-    set         qm7, fg, perovskites or atoms; fg-RULE are the divisions of scripts.benchmarks.fg_splits
-    model       the row of the table: flt, one of its variants, a peer, or a simple baseline of the FG set
-    seed, fold  of the run; sets with one division have fold 0
-    split       the structures that it was judged on
-    mae         mean absolute error, eV; of the perovskites eV per cell
-    parameters  trained numbers of the model
-    epochs      passes over the training set; a peer's end where its time is over
-    steps       optimiser steps of a peer
-    minutes     of the processor, for training
-    note        whatever a reader has to know besides
-
-and behind them scripts.results.PROVENANCE.
+The results are one CSV with a row for each run and each set of structures that it was judged on: ``set`` is qm7, fg,
+perovskites or atoms, or fg-RULE for a division of scripts.benchmarks.fg_splits; ``model`` the row of the table;
+``fold`` 0 where there is one division; ``mae`` in eV, of the perovskites per cell; ``steps`` are a peer's, whose
+``epochs`` end where its time is over; ``minutes`` are of the processor, for training.
 """
 
 from __future__ import annotations
@@ -61,19 +51,19 @@ MAIN = [name for name, data in DATA_SETS.items() if not data.rule]
 GROUPS = {
     "": [*VARIANTS, *PEERS],
     "contest": [
-        *("flt, muon", "softmax, muon", "flt", "flt, separation", "gaussians", "softmax", "softmax, pair types"),
+        *("flt, muon", "flt", "gaussians", "softmax", "softmax, pair types"),
         *PEERS,
     ],
     "ablations": list(VARIANTS),
 }
 """Rows of a table, in their order."""
 ROWS = [*GROUPS[""], *describe.BASELINES]
-"""What can be asked for."""
+"""Rows that can be asked for."""
 QUICK, QUICK_STEPS, QUICK_ROWS = 90, 6, ("flt", "softmax", "concat, turned at random", "SchNet")
 
 
 def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> str:
-    """The Markdown table of a data set: mean and standard deviation over seeds and folds, median of the minutes.
+    """Markdown of a data set: mean and deviation over seeds and folds, median of the minutes.
 
     ``rows`` are those that the pages quote, unless they are given.
     """
@@ -95,7 +85,7 @@ def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> 
 
 
 def divisions(rows: list[results.Row] | None = None) -> str:
-    """The Markdown table of the divisions of the FG set: a row for each, and a column for each model."""
+    """Markdown of the divisions of the FG set: a row for each, a column for each model."""
     mine = [row for row in (results.read(KEPT) if rows is None else rows) if DATA_SETS[row["set"]].rule]
     models = [name for name in ROWS if any(row["model"] == name for row in mine)]
     cells = []
@@ -112,18 +102,10 @@ def mean_and_spread(values: list[float]) -> str:
     return f"{np.mean(values):.4f}" + (f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else "")
 
 
-def wanted(row: str, data: str) -> bool:
-    """Whether a row says anything about a data set."""
-    if row in describe.BASELINES:
-        return not DATA_SETS[data].file
-    # It differs from the default only where relaxed positions are known.
-    return row != "no auxiliary head" or bool(DATA_SETS[data].model.get("auxiliary_head"))
-
-
 def run_variant(
     row: str, data: str, files: Split, seed: int, options: argparse.Namespace, run: Path
 ) -> dict[str, Any]:
-    """Train and judge a row of molflt's own: the moving average after the last step, chosen by nothing."""
+    """Train and judge a row of molflt's own: the moving average after the last step."""
     epochs = options.epochs or DATA_SETS[data].epochs
     config = run_config(row, data, files, seed, epochs, QUICK_STEPS if options.quick else -1)
     spent = ProcessorTime(run.parent / f"{run.name}-seconds.json")
@@ -207,7 +189,7 @@ def run_missing(options: argparse.Namespace) -> None:
         default = GROUPS[""] if DATA_SETS[data].n_folds == 1 else FOLD_ROWS
         rows = options.rows or (QUICK_ROWS if options.quick else default)
         for fold, seed, row in product(folds, seeds, rows):
-            if wanted(row, data):
+            if row not in describe.BASELINES or not DATA_SETS[data].file:
                 run_one(row, data, seed, fold, options)
 
 

@@ -94,13 +94,13 @@ def shared(file: str) -> Path:
 
 
 def available(name: str) -> bool:
-    """Whether the data set is there."""
+    """Return true if the data set is there."""
     file = DATA_SETS[name].file
     return not file or ("MOLFLT_DATA" in os.environ and shared(file).exists())
 
 
 def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
-    """Write the files of a division, unless they are there: of all structures, or of the first so many.
+    """Write the files of a division of all structures or of the first; kept if they are there.
 
     The FG set and its ``val`` are there, and taken whole.
     """

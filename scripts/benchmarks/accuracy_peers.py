@@ -1,19 +1,15 @@
-"""The peers of the accuracy benchmark: SchNet, DimeNet++ and PaiNN, each with the settings its authors recommend.
+"""SchNet, DimeNet++ and PaiNN for the accuracy benchmark, with the settings of their authors.
 
-    python -m scripts.benchmarks.accuracy_peers SPEC
-
-trains one for a given time and judges it, where its library is, without molflt. SPEC is the JSON of a :class:`Spec`,
-the answer one line of JSON (:func:`scripts.benchmarks.measuring.answer`).
+Each is trained for a given time and judged in a process of its own, where its library is, without molflt.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,35 +53,6 @@ BATCH, EMA, WARMUP, CLIP = 32, 0.999, 0.02, 10.0
 gradient."""
 
 
-@dataclass
-class Spec:
-    """What to train.
-
-    Attributes:
-        family: see :func:`peers.build`.
-        sizes: keyword arguments of its constructor.
-        train: file of a list of :data:`peers.Structure`, their targets standardised.
-        test: the same, by name.
-        scale: eV of one unit of a target.
-        seconds: of processor time to train for: what else the machine does takes nothing from it.
-        lr: peak learning rate.
-        seed: of weights and batches.
-        threads: of PyTorch.
-        device: cpu or cuda.
-    """
-
-    family: str
-    sizes: dict[str, Any]
-    train: str
-    test: dict[str, str]
-    scale: float
-    seconds: float
-    lr: float
-    seed: int
-    threads: int
-    device: str
-
-
 def train_peer(
     name: str,
     split: Split,
@@ -112,15 +79,16 @@ def train_peer(
     cutoff = peer.cutoff[0 if molecules else 1]
     with FileLock(folder / "claimed"):
         train, test, scale = plain_files(split, cutoff, folder)
-    sizes, device = {**peer.sizes, "cutoff": cutoff}, "cuda" if torch.cuda.is_available() else "cpu"
-    spec = Spec(peer.family, sizes, train, test, scale, seconds, peer.lr, seed, threads, device)
+    job = {"family": peer.family, "sizes": {**peer.sizes, "cutoff": cutoff}, "train_file": train, "test_files": test}
+    job |= {"scale": scale, "seconds": seconds, "lr": peer.lr, "seed": seed}
+    job |= {"device": "cuda" if torch.cuda.is_available() else "cpu"}
     interpreter = python if peer.family == "painn" and python else sys.executable
-    command = [interpreter, "-m", "scripts.benchmarks.accuracy_peers", json.dumps(asdict(spec))]
-    return measuring.run_isolated(command, threads, 4 * seconds + 600)
+    function = "benchmarks.accuracy_peers:train"
+    return measuring.isolated(function, threads, 4 * seconds + 600, interpreter, **job)
 
 
 def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[str, str], float]:
-    """Files of the training set and those held out, made if they are not there, and eV of one unit of a target."""
+    """Write files of the training set and those held out; returns them, and eV of one unit."""
     from molflt.data.labels import LabelSpec
     from molflt.data.neighbours import attach_neighbours
     from molflt.data.open import open_dataset
@@ -153,26 +121,47 @@ def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[st
     return str(paths["train"]), {name: str(paths[name]) for name in split.held_out}, float(statistics.std)
 
 
-def train(spec: Spec) -> dict[str, Any]:
-    """Adam on the absolute error, the rate falling as a cosine of the time that has passed."""
-    torch.set_num_threads(spec.threads)
-    torch.manual_seed(spec.seed)
-    data = torch.load(spec.train, weights_only=True)
-    model = build(spec.family, spec.sizes).to(spec.device).train()
+def train(
+    family: str,
+    sizes: dict[str, Any],
+    train_file: str,
+    test_files: dict[str, str],
+    scale: float,
+    seconds: float,
+    lr: float,
+    seed: int,
+    device: str,
+) -> dict[str, Any]:
+    """Train by Adam, the rate falling as a cosine of the time that has passed, and judge.
+
+    Args:
+        family: see :func:`peers.build`.
+        sizes: keyword arguments of its constructor.
+        train_file: of a list of :data:`peers.Structure`, their targets standardised.
+        test_files: the same, by name.
+        scale: eV of one unit of a target.
+        seconds: of processor time to train for: what else the machine does takes nothing from it.
+        lr: peak learning rate.
+        seed: of weights and batches.
+        device: cpu or cuda.
+    """
+    torch.manual_seed(seed)
+    data = torch.load(train_file, weights_only=True)
+    model = build(family, sizes).to(device).train()
     average = copy.deepcopy(model).eval()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=0.0)
-    model(model.prepare(collate(data[:2]).to(spec.device)))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    model(model.prepare(collate(data[:2]).to(device)))
     begin = time.process_time()
     steps, share = 0, 0.0
     while share < 1.0:
         for chosen in torch.randperm(len(data)).split(BATCH):
-            share = (time.process_time() - begin) / spec.seconds
+            share = (time.process_time() - begin) / seconds
             if share >= 1.0:
                 break
-            rate = spec.lr * min(share / WARMUP, 1.0) * 0.5 * (1 + math.cos(math.pi * share))
+            rate = lr * min(share / WARMUP, 1.0) * 0.5 * (1 + math.cos(math.pi * share))
             for group in optimiser.param_groups:
                 group["lr"] = rate
-            batch = collate([data[k] for k in chosen.tolist()]).to(spec.device)
+            batch = collate([data[k] for k in chosen.tolist()]).to(device)
             loss = (model(model.prepare(batch)) - batch.target).abs().mean()
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
@@ -180,9 +169,9 @@ def train(spec: Spec) -> dict[str, Any]:
             optimiser.step()
             steps += 1
             update(average, model, min(EMA, (1 + steps) / (10 + steps)))
-    held_out = {name: torch.load(path, weights_only=True) for name, path in spec.test.items()}
+    held_out = {name: torch.load(path, weights_only=True) for name, path in test_files.items()}
     return {
-        "mae": {name: spec.scale * error(average, some, spec.device) for name, some in held_out.items()},
+        "mae": {name: scale * error(average, some, device) for name, some in held_out.items()},
         "steps": steps,
         "epochs": steps * BATCH / len(data),
         "seconds": time.process_time() - begin,
@@ -205,7 +194,3 @@ def error(model: nn.Module, structures: list[Structure], device: str) -> float:
         batch = collate(structures[first : first + 64]).to(device)
         total += float((model(model.prepare(batch)) - batch.target).abs().sum())
     return total / len(structures)
-
-
-if __name__ == "__main__":
-    measuring.answer(lambda: train(Spec(**json.loads(sys.argv[1]))))

@@ -1,4 +1,4 @@
-"""The rows of the accuracy table that molflt trains: what each changes of the default, and how it is trained."""
+"""Rows of the accuracy table that molflt trains: their configurations and callbacks."""
 
 from __future__ import annotations
 
@@ -29,11 +29,9 @@ MODEL: dict[str, Any] = {
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "flt": {},
-    "flt, separation": {},
     "flt, muon": {},
     "vectors, muon": {"attention": {"vector_channels": 8}},
     "gaussians": {"attention": {"spectrum": "gaussians"}},
-    "waves": {"attention": {"spectrum": "sampled"}},
     "flt-undamped": {"attention": "flt-undamped"},
     "no moments": {"attention": {"moment_channels": 0}},
     "no far field": {"attention": {"mechanism": "local"}},
@@ -43,22 +41,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "concat, turned at random": {"attention": "flt-concat"},
     # Wider feed-forward layers, for as many parameters as flt has.
     "softmax": {"attention": "softmax", "ffn_dim": 332},
-    "softmax, muon": {"attention": "softmax", "ffn_dim": 332},
     "far_rank = 1": {"attention": {"far_rank": 1}},
     "far_rank = m": {"attention": {"far_rank": "m"}},
     "all channels": {"attention": {"far_dim": MODEL["dim"]}},
     "undamped": {"attention": {"mechanism": "undamped"}},
     "undamped, free spectrum": {"attention": {"mechanism": "undamped", "spectrum": "free"}},
     "4 recycles": {"n_recycles": 4},
-    "no auxiliary head": {"auxiliary_head": False},
     "gaussians, pair types": {"attention": {"spectrum": "gaussians"}, "pair_types": True},
     "softmax, pair types": {"attention": "softmax", "ffn_dim": 332, "pair_types": True},
 }
-"""What each row changes of the model."""
+"""Changes of the model, row by row."""
 
 
 def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_steps: int = -1) -> TrainConfig:
-    """The common trainer with the model of a row, of :data:`VARIANTS`, for a data set and the files of a division."""
+    """Common trainer with the model of a row of :data:`VARIANTS`, for the files of a division."""
     chosen = DATA_SETS[data]
     model = {**MODEL, "cutoff": chosen.cutoff, **chosen.model, **VARIANTS[name]}
     values: dict[str, Any] = {
@@ -71,8 +67,8 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
             "max_atoms": chosen.max_atoms,
         },
         "model": model,
-        # Compositions of distant molecules, as is the default of training.
-        "loss": {"separation": "auto" if name == "flt, separation" else 0},
+        # Without compositions of distant molecules.
+        "loss": {"separation": 0},
         # What the other rows of the set were made with, so that rows differ in one thing.
         "optimiser": {
             "name": "muon" if name.endswith("muon") else chosen.optimiser,
@@ -85,7 +81,7 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
 
 
 class ProcessorTime(Callback):
-    """Keeps the processor time of a run in a file, at the end of every epoch: a killed run loses one epoch's at most.
+    """Keeps the processor time of a run in a file: a killed run loses one epoch's at most.
 
     Args:
         path: of the file; what it says already was spent before.
@@ -131,7 +127,7 @@ class FrozenScales(Callback):
 
 
 class WithoutLocalRPE(Callback):
-    """Holds the distance bias of every layer at zero: neighbours count by content and envelope alone."""
+    """Holds the distance bias at zero: neighbours count by content and envelope alone."""
 
     def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
         """Before the optimiser is made, in the model and in its moving average."""
@@ -143,7 +139,7 @@ class WithoutLocalRPE(Callback):
 
 
 def callbacks(name: str, seed: int) -> list[Callback]:
-    """What a row changes of its training."""
+    """Changes of the training of a row."""
     match name:
         case "concat, turned at random":
             return [RandomRotations(seed)]

@@ -1,4 +1,4 @@
-"""Energies and forces of acetylacetone with the recipe ``molflt config forces``, and with parts of it left out.
+"""Energies and forces of acetylacetone by ``molflt config forces``, whole and in parts.
 
 500 geometries of a run at 300 K, of which every tenth is held out to watch the training; judged on the 650 others at
 300 K (BOTNet datasets, Batatia et al., arXiv 2205.06643). With ``--test hottest`` the 500 alone show how forces go on
@@ -40,9 +40,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "no far field": {"mechanism": "local"},
     "neither": {"mechanism": "local", "vector_channels": 0},
 }
-"""What each changes of the recipe's attention."""
+"""Changes of the recipe's attention."""
 TESTS = ("300 K", "hottest")
-"""What is judged; the first is the publishers' test."""
+"""Sets that are judged; the first is the publishers' test."""
 N_HOTTEST = 100
 KEPT = results.DOCS / "results" / "acetylacetone.csv"
 
@@ -94,7 +94,7 @@ def judge(row: str, test: str, seed: int, epochs: int, out: Path) -> dict[str, A
 
 
 def table() -> str:
-    """Mean and standard deviation over the seeds, and medians of the minutes; of the runs that the page quotes."""
+    """Mean and deviation over the seeds of the published runs, and medians of the minutes."""
     runs: dict[tuple[str, str, str], list[results.Row]] = {}
     for row in results.read(KEPT):
         runs.setdefault((row["row"], row["test"], row["epochs"]), []).append(row)

@@ -1,4 +1,4 @@
-"""What a model says of molecules that do not touch, where the truth is next to nothing.
+"""Energies between molecules that do not touch, where the truth is next to nothing.
 
     python -m scripts.benchmarks.additivity pretrained:qm7-small runs/other/best.safetensors
 
@@ -27,7 +27,7 @@ _DIRECTION = np.array([0.97, 0.22, 0.1])
 
 
 def excess(model: Model, name: str) -> dict[str, float]:
-    """Energy of each arrangement less that of its molecules alone, eV: of two the sum, else for each molecule."""
+    """Energy of each arrangement less that of its molecules alone, eV; of many, for each."""
     one = molecule(name)
     one.positions -= one.positions.mean(axis=0)
     other = one.copy()

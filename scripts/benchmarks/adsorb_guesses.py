@@ -1,4 +1,4 @@
-"""How good are the guesses of ``molflt adsorb``? Structures of the FG set, put on their surfaces anew.
+"""Guesses of ``molflt adsorb`` judged by structures of the FG set, put on their surfaces anew.
 
 Of each structure the energy is predicted from DFT's own initial geometry, and by the command, of the SMILES that
 RDKit reads off that geometry. Both are compared with DFT's energy of the relaxed structure; so are simpler choices
@@ -31,7 +31,6 @@ from molflt.adsorption.adsorb import N_GUESSES, adsorb_conformers, molecule
 from molflt.adsorption.placing import surface
 from molflt.data.ase import from_atoms
 from molflt.data.dataset import fingerprint
-from molflt.data.progress import track
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.prediction.members import member_paths
@@ -57,7 +56,7 @@ COLUMNS = (
 
 
 def sample(structures: Sequence[Atoms], n: int | None = None) -> list[int]:
-    """Places of ``n`` structures; each next one is of a metal and a group that are behind their shares."""
+    """Places of ``n`` structures, each of a metal and a group that are behind their shares."""
     kinds = [(atoms.info["metal"], atoms.info["group"]) for atoms in structures]
     of_all = [Counter(kind) for kind in zip(*kinds, strict=True)]
     taken: list[Counter[str]] = [Counter() for _ in of_all]
@@ -131,7 +130,7 @@ def judge(atoms: Atoms, model: Model, n_guesses: int) -> dict[str, Any]:
 
 
 def table(rows: list[results.Row] | None = None) -> str:
-    """Errors of those structures that have all predictions, as a table; by default of those that the page quotes."""
+    """Table of the errors of structures that have all predictions; by default the published."""
     rows = results.read(KEPT) if rows is None else rows
     whole = [row for row in rows if all(row[name] for name in PREDICTIONS)]
     lines = []
@@ -158,16 +157,16 @@ def main() -> None:
         data = shared("fg/slice1.extxyz.gz")
         weights = " ".join(fingerprint(path)[:12] for path in member_paths(options.model))
         conditions = {"data": data.name, "guesses": options.guesses, "weights": weights}
-        store = results.Store(options.results, COLUMNS, conditions)
-        known = {row["sid"] for row in store.rows}
         with gzip.open(data, "rb") as stream:
             structures = ase.io.read(io.TextIOWrapper(stream, "utf-8"), index=":", format="extxyz")
         order = sample(structures, options.limit)
-        model = load(options.model)
-        waiting = [structures[k] for k in order if str(structures[k].info["sid"]) not in known]
-        for atoms in track(waiting, "structures", total=len(order), done=len(order) - len(waiting)):
-            store.add(judge(atoms, model, options.guesses))
-    print(table(store.rows))
+        model, by_sid = load(options.model), {structures[k].info["sid"]: structures[k] for k in order}
+
+        def one(sid: Any) -> dict[str, Any]:
+            return judge(by_sid[sid], model, options.guesses)
+
+        results.sweep(options.results, [{"sid": sid} for sid in by_sid], one, conditions, digits=6, columns=COLUMNS)
+    print(table(results.read(options.results)))
 
 
 if __name__ == "__main__":

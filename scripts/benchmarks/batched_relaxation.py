@@ -1,4 +1,4 @@
-"""Many molecules relaxed in one batch with torch-sim, and one by one with ASE: seconds of each.
+"""Molecules relaxed in one batch by torch-sim, and one by one by ASE: seconds of each.
 
 Both take the same number of FIRE's steps with ``pretrained:qm7-small``. It needs the extra ``torch-sim``.
 

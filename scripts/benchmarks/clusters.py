@@ -1,4 +1,4 @@
-"""Members of f on clusters whose atoms feel each other at any distance, and whether learning the scales matters.
+"""Members of f, and learning of their scales, on clusters with an interaction of long range.
 
 The clusters are those of Euclidean fast attention (Frank et al., arXiv 2412.08541): one element, a pair interaction
 of long range, energies and forces in units of their own. The division is the publishers': the first 1,500 of
@@ -10,13 +10,11 @@ is the loss, 0.01 times the mean square error of the energy and 0.99 times that 
     python -m scripts.tools.tables                                                     # the table of the page
 
 A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes a row for each run into
-docs/results/clusters.csv, the scales s of its waves before and after training into docs/results/scales.csv, and the
-figures of both into docs/figures.
+docs/results/clusters.csv and the figure into docs/figures.
 """
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -30,12 +28,10 @@ from ase.io import write as write_frames
 from lightning.pytorch.callbacks import Callback
 from matplotlib.figure import Figure
 
-from molflt.attention.far.members import DAMPING
 from molflt.data.labels import LabelSpec
 from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
 from molflt.files import atomic_file
-from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import LoadedModel, load_model
 from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
@@ -110,17 +106,8 @@ def run_config(row: str, seed: int, epochs: int, parts: dict[str, Path]) -> Trai
     )
 
 
-def waves(model: EnergyModel) -> tuple[list[float], list[float]]:
-    """ε and the scale, 1/Å, of each of a model's waves."""
-    rpe = getattr(model.positions, "rpe", None)
-    if rpe is None or rpe.epsilon is None:
-        return [], []
-    chosen = rpe.epsilon > 0
-    return rpe.epsilon[chosen].tolist(), (DAMPING / (2 * math.pi * rpe.widths[chosen])).tolist()
-
-
 def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
-    """Mean square errors of the energies and of the components of the forces of a file, eV² and (eV/Å)²."""
+    """Mean square errors of a file's energies and force components, eV² and (eV/Å)²."""
     data = open_dataset(path, ReadOptions(labels=LabelSpec(target="energy")))
     prediction = predict(loaded, data, forces=True)
     labels = [data[k] for k in range(len(data))]
@@ -129,21 +116,14 @@ def mean_squares(loaded: LoadedModel, path: Path) -> tuple[float, float]:
     return float(energy), float(force)
 
 
-def judge(row: str, atoms: int, seed: int, epochs: int, out: Path, scales: Path) -> dict[str, Any]:
-    """Train and judge: the other columns of clusters.csv; writes a row of scales.csv for each wave."""
+def judge(row: str, atoms: int, seed: int, epochs: int, out: Path) -> dict[str, Any]:
+    """Train and judge: the other columns of clusters.csv."""
     parts, name = write_parts(out, atoms), f"{row}-{atoms}-{seed}-{epochs}".replace(" ", "_").replace(",", "")
     run, spent = out / name, ProcessorTime(out / f"{name}-seconds.json")
     callbacks: list[Callback] = [spent, *([FrozenScales()] if "frozen" in row else [])]
     train(run_config(row, seed, epochs, parts), run, resume=True, say=lambda line: None, callbacks=callbacks)
     loaded = load_model(run / "last.safetensors")
     (energy, force), of_test = (mean_squares(loaded, parts[part]) for part in ("val", "test"))
-    epsilon, after = waves(loaded.model)
-    # Nothing is drawn for them but the order of the quantiles, which is of the model's seed.
-    _, before = waves(EnergyModel(loaded.metadata.config, loaded.metadata.seed))
-    known = {"row": row, "atoms": atoms, "seed": seed}
-    moved = [{**known, "epsilon": e, "before": s, "after": t} for e, s, t in zip(epsilon, before, after, strict=True)]
-    if moved:
-        results.extend(scales, moved, digits=3)
     return {
         "loss": 0.01 * energy + 0.99 * force,
         "test_loss": 0.01 * of_test[0] + 0.99 * of_test[1],
@@ -152,21 +132,6 @@ def judge(row: str, atoms: int, seed: int, epochs: int, out: Path, scales: Path)
         "minutes": spent.seconds / 60,
         "parameters": loaded.model.n_parameters(),
     }
-
-
-def scales_figure(rows: list[results.Row]) -> Figure:
-    """Scales after training over those before, one marker for each row of the table."""
-    figure = Figure(figsize=(5.2, 4.2), layout="constrained")
-    axes = figure.subplots()
-    learned = [row for row in rows if "frozen" not in row["row"] and row["atoms"] == "32"]
-    for name in dict.fromkeys(row["row"] for row in learned):
-        before, after = ([float(row[key]) for row in learned if row["row"] == name] for key in ("before", "after"))
-        axes.plot(before, after, "o", alpha=0.7, label=name)
-    ends = [min(float(row["before"]) for row in learned), max(float(row["before"]) for row in learned)]
-    axes.plot(ends, ends, color="black", linewidth=0.8, label="not learned")
-    axes.set(xlabel="s before training / (1/Å)", ylabel="s after training / (1/Å)", xscale="log", yscale="log")
-    axes.legend(frameon=False)
-    return figure
 
 
 def losses_figure(rows: list[results.Row]) -> Figure:
@@ -202,14 +167,12 @@ def main() -> None:
     if options.quick:
         PARTS.update(train=slice(0, 8), val=slice(8, 12), test=slice(12, 16))
         options.rows, options.epochs = ["both"], 1
-    scales = options.results.with_name("scales.csv")
     points = [
         {"row": row, "atoms": options.atoms, "seed": seed, "epochs": options.epochs}
         for seed, row in product(options.seeds, options.rows)
     ]
     with results.input_errors(parser):
-        results.sweep(options.results, points, partial(judge, out=options.out, scales=scales), digits=3)
-    results.save(scales_figure(results.read(scales)), results.figure_path(scales))
+        results.sweep(options.results, points, partial(judge, out=options.out), digits=3)
     results.save(losses_figure(results.read(options.results)), results.figure_path(options.results))
 
 

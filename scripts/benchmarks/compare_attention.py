@@ -29,7 +29,7 @@ from molflt.training.config import TrainConfig, preset_config
 from molflt.training.run import train
 from scripts import results
 from scripts.benchmarks import accuracy_data
-from scripts.literature import training
+from scripts.literature.training import mean_spread
 
 QM7_TRAIN, QM7_VAL = 3000, 1000
 MAX_ATOMS = 256
@@ -64,9 +64,9 @@ def run_config(folder: Path, data: str, attention: str, seed: int, steps: int) -
     return TrainConfig.model_validate(values)
 
 
-def judge(folder: Path, run: Path, data: str, attention: str, seed: int, steps: int) -> dict[str, Any]:
+def judge(data: str, attention: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
     """Train and judge one model."""
-    config = run_config(folder, data, attention, seed, steps)
+    config, run = run_config(folder, data, attention, seed, steps), folder / data / attention / str(seed)
     start = time.perf_counter()
     found = train(config, run, resume=True, say=lambda line: None)
     seconds = time.perf_counter() - start
@@ -76,25 +76,21 @@ def judge(folder: Path, run: Path, data: str, attention: str, seed: int, steps: 
     random = np.random.default_rng(0)
     turned = [rotation(structure, random) for structure in structures]
     change = np.abs(energies(model, turned).energy - energies(model, structures).energy)
-    errors = [(line["step"], line["val/energy_mae"]) for line in curve if "val/energy_mae" in line]
-    print(f"{data:<11}{attention:<17}seed {seed}  MAE {errors[-1][1]:.4f} eV  {seconds:.0f} s", flush=True)
     return {
-        "mae": errors[-1][1],
+        "mae": [line["val/energy_mae"] for line in curve if "val/energy_mae" in line][-1],
         "mad": found.mad,
-        "curve": errors,
         "rotation": float(change.max()),
         "parameters": model.n_parameters(),
         "seconds": seconds,
     }
 
 
-def summarised(folder: Path, names: list[str], data_sets: list[str]) -> list[dict[str, Any]]:
+def summarised(found: list[results.Row], names: list[str], data_sets: list[str]) -> list[dict[str, Any]]:
     """A row for every attention and data set, over all seeds that are finished."""
     rows = []
     for data, name in product(data_sets, names):
-        paths = sorted((folder / data / name).glob("*/result.json"))
-        runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        mean, spread = training.mean_spread([run["mae"] for run in runs])
+        runs = [row for row in found if (row["data"], row["attention"]) == (data, name)]
+        mean, spread = mean_spread([float(run["mae"]) for run in runs])
         rows.append(
             {
                 "data": data,
@@ -105,14 +101,14 @@ def summarised(folder: Path, names: list[str], data_sets: list[str]) -> list[dic
                 "mae": mean,
                 "spread": spread,
                 "mad": runs[0]["mad"],
-                "rotation": max(run["rotation"] for run in runs),
+                "rotation": max(float(run["rotation"]) for run in runs),
             }
         )
     return rows
 
 
 def table(rows: Sequence[results.Row] | None = None) -> str:
-    """One Markdown table for each data set, best first, of the CSV's rows; by default of those the page quotes."""
+    """One Markdown table for each data set, best first; by default of the published rows."""
     rows = results.read(KEPT) if rows is None else rows
     header = ["attention", "MAE, eV", "seeds", "turned, eV", "parameters"]
     parts = []
@@ -156,13 +152,14 @@ def main() -> None:
         accuracy_data.write_missing(
             accuracy_data.DATA_SETS["qm7"], paths, lambda _: np.split(np.arange(n), [QM7_TRAIN]), n
         )
-    for seed, data, name in product(options.seeds, options.data, options.attention):
-        run = options.out / data / name / str(seed)
-        settings = {"attention": name, "data": data, "seed": seed, "steps": options.steps}
-        make = partial(judge, options.out, run, **settings)
-        training.kept(run, settings, make)
+    points = [
+        {"data": data, "attention": name, "seed": seed, "steps": options.steps}
+        for seed, data, name in product(options.seeds, options.data, options.attention)
+    ]
+    runs = options.out / "runs.csv"
+    results.sweep(runs, points, partial(judge, folder=options.out), digits=8)
     path = options.out / "compare_attention.csv"
-    found = summarised(options.out, options.attention, options.data)
+    found = summarised(results.read(runs), options.attention, options.data)
     results.record(path, found, digits=6)
     print(table(results.read(path)))
 

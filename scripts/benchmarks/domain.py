@@ -1,4 +1,4 @@
-"""How often structures are said to be outside a model's domain, where they are inside and where they are not.
+"""Shares of structures that a domain calls outside, where they are and where they are not.
 
     MOLFLT_DATA=DATA python -m scripts.benchmarks.domain
 
@@ -32,7 +32,7 @@ Rows = list[results.Row]
 
 
 def learnt(structures: Sequence[Data], forces: bool = False, by_element: bool = True) -> Domain:
-    """The domain of a training set; for ``by_element`` see :class:`molflt.data.quality.domain.DomainFit`."""
+    """Domain of a training set; ``by_element`` as for ``DomainFit``."""
     fit = DomainFit(len(structures), forces, by_element)
     for index, structure in enumerate(structures):
         fit.add(fit.look(index, structure))
@@ -40,7 +40,7 @@ def learnt(structures: Sequence[Data], forces: bool = False, by_element: bool = 
 
 
 def row(data: str, training: Sequence[Data], what: str, asked: Sequence[Data]) -> results.Row:
-    """What a rule learnt from some structures says of others."""
+    """Ask a rule that is learnt from some structures about others."""
     domain = learnt(training, by_element=data != "FG")
     elements = {z for s in training for z in s.atomic_numbers.tolist()}
     outside = rest = 0
@@ -126,7 +126,7 @@ def of_fg(folder: Path) -> Rows:
 
 
 def of_qm7(file: Path) -> Rows:
-    """Rows of QM7: learnt from molecules of up to 15 atoms, asked about others and about larger ones."""
+    """Rows of QM7: learnt from molecules of up to 15 atoms, asked about others and larger ones."""
     small, large = _parts(read(file), lambda s: int(s.num_nodes) > _LARGEST_MOLECULE)
     training = [s for k, s in enumerate(small) if k % _HELD_OUT]
     held_out = small[::_HELD_OUT]
@@ -138,7 +138,7 @@ def of_qm7(file: Path) -> Rows:
 
 
 def of_acac(folder: Path, qm7: Path) -> Rows:
-    """Rows of acetylacetone at 300 K: asked about other geometries of it, and about molecules of its elements."""
+    """Rows of acetylacetone at 300 K: other geometries of it, and molecules of its elements."""
     training, elements = read(folder / "train_300K.xyz.gz"), {1, 6, 8}
     others = [s for s in read(qm7) if elements.issuperset(s.atomic_numbers.tolist())]
     asked = {"held out (300 K)": read(folder / "test_MD_300K.xyz.gz"), "QM7 of C, H and O": others}

@@ -1,4 +1,4 @@
-"""How far estimators of the RPE mask are from the exact one, against the number of frequencies.
+"""Errors of estimators of the RPE mask against the number of frequencies.
 
 40 atoms from N(0, 2.5² I) Å; f with amplitudes 0.8, −0.5, 0.6, 0.3 and widths 1, 1.5, 2.5, 4 Å; the estimator with
 the scales and quantiles with which a model begins. Prints the median and the quartiles over seeds of the relative
@@ -74,7 +74,7 @@ def sampled_mask(delta: Tensor, r: int, options: dict[str, Any], seed: int) -> T
 
 
 def trapezoid(r: int, tolerance: float) -> tuple[Tensor, Tensor]:
-    """The quadrature's nodes ξ, (r,) 1/Å, and weights, (r, n_basis), with their number given instead of its error."""
+    """Nodes ξ of the quadrature, (r,) 1/Å, and weights, (r, n_basis), for a number of them."""
     end = cutoff_factor(tolerance) / (2 * math.pi * float(WIDTHS[0]))
     spacing = TAPER * end / (r + 1)
     xi = spacing * torch.arange(1, r + 1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Divisions of the FG set by metal, group, molecule and size, and its four folds: what each holds out, as a rule.
+"""Divisions of the FG set by metal, group, molecule and size, and its four folds.
 
 All of slices 1 to 4 that a rule does not hold out is trained on.
 """
@@ -37,11 +37,11 @@ RULES: dict[str, Rule] = {
     "size": lambda data: int((data.tags == TAG_ADSORBATE).sum()) > MOST_ATOMS,
     **{f"slice{number}": _text("slice", str(number)) for number in (1, 2, 3, 4)},
 }
-"""Whether a structure is held out, by the name of the division."""
+"""Rules that say if a structure is held out, by the name of the division."""
 
 
 def divide(name: str) -> tuple[list[Data], list[Data]]:
-    """What is trained on and what is held out by one of :data:`RULES`."""
+    """Structures to train on, and those held out, by one of :data:`RULES`."""
     everything = [data for part in ("train", "val") for data in LmdbDataset(resolve_path(f"bundled:fg/{part}.lmdb"))]
     held_out = RULES[name]
     return [data for data in everything if not held_out(data)], [data for data in everything if held_out(data)]

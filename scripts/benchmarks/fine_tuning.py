@@ -1,4 +1,4 @@
-"""What a trained model is worth where there are few structures: groups of the FG set that it has never seen.
+"""Fine-tuning on few structures: groups of the FG set that a model has never seen.
 
 For each of two groups of adsorbates, a model is trained on all others. Then 100 structures of the group are learnt
 from that model on (fine-tuned), and from nothing, with the same architecture, batches and number of steps. The others
@@ -9,16 +9,8 @@ of the group are the test. Nothing is chosen by it: what is judged is the moving
 
 Training on all others takes long; a folder of scripts.benchmarks.accuracy in which the row flt of these divisions is
 finished has it already. A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes
-docs/results/fine_tuning.csv with a row for each run:
-
-    set         the division of scripts.benchmarks.fg_splits
-    row         not fine-tuned: the model that never saw the group; fine-tuned: from it on; from nothing
-    seed        of the run, and of which structures of the group are learnt
-    n           structures learnt
-    mae         mean absolute error on the others of the group, eV
-    mad         mean absolute deviation of their labels, eV
-
-and behind them scripts.results.PROVENANCE.
+docs/results/fine_tuning.csv with a row for each run; ``n`` are structures learnt, ``mad`` is the mean absolute
+deviation of the labels of the test, eV.
 """
 
 from __future__ import annotations
@@ -50,7 +42,7 @@ KEPT = results.DOCS / "results" / "fine_tuning.csv"
 
 
 def train_base(data: str, out: Path, most: int | None, epochs: int) -> tuple[Path, Path]:
-    """The model that never saw the group, where the accuracy benchmark has it, and the structures of the group."""
+    """Train the model that never sees the group; returns its file, and that of the group."""
     files = split(data, 0, out / "data", most)
     run = out / "runs" / f"{data}-flt-0-0"
     train(run_config("flt", data, files, 0, epochs), run, resume=True, say=lambda line: None)
@@ -58,7 +50,7 @@ def train_base(data: str, out: Path, most: int | None, epochs: int) -> tuple[Pat
 
 
 def divide(held_out: Path, seed: int, n_learnt: int, folder: Path) -> tuple[Path, Path]:
-    """Files of the structures of the group that are learnt, and of the others; kept if they are there."""
+    """Files of the group's structures that are learnt, and of the others; kept if there."""
     learnt, test = (folder / f"{held_out.stem}-{seed}-{part}.lmdb" for part in ("learnt", "test"))
     if not (learnt.exists() and test.exists()):
         structures = open_dataset(held_out)
@@ -70,7 +62,7 @@ def divide(held_out: Path, seed: int, n_learnt: int, folder: Path) -> tuple[Path
 
 
 def run_settings(row: str, base: Path, learnt: Path, test: Path, seed: int, epochs: int) -> TrainConfig:
-    """The configuration of the base with few structures; what differs between the rows is where they start."""
+    """Configuration of the base with few structures; rows differ in where they start."""
     fine = row == "fine-tuned"
     begin = {"init": str(base)} if fine else {"model": read_metadata(base).config.model_dump()}
     values: dict[str, Any] = {

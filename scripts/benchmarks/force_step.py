@@ -1,4 +1,4 @@
-"""Processor time of a training step with forces over one without: molflt's, SchNet's and PaiNN's, in the same run.
+"""Processor time of training steps with forces and without: molflt, SchNet and PaiNN.
 
 A step on energies is the forward pass and the derivative with respect to the weights; with forces, the forces come
 from the energy and the loss on both is differentiated. All models have the width, layers and cutoff of ``small``, and
@@ -10,7 +10,6 @@ molflt has no vectors. Times are those of the process, on one thread.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ CUTOFF = 5.0
 
 
 def energies(model: Any, batch: PlainBatch, positions: Tensor) -> Tensor:
-    """(n_structures,) as a function of positions; everything that depends on them is computed anew."""
+    """Energies (n_structures,) as a function of positions, with all that depends on them."""
     vectors = edge_vectors(positions, batch.batch, batch.cell, batch.edge_index, batch.cell_offsets)
     moved = dataclasses.replace(batch, positions=positions, edge_vectors=vectors)
     found: Tensor = model(model.prepare(moved))
@@ -56,7 +55,6 @@ def step(model: nn.Module, batch: PlainBatch, forces: bool) -> None:
 
 def measure(family: str, path: str, repeats: int) -> dict[str, Any]:
     """Milliseconds of both steps, one after the other in turn, and of forces alone."""
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = build(family.partition(",")[0], SIZES[family]).train()
     batch = collate(torch.load(path, weights_only=True))
@@ -103,9 +101,8 @@ def main() -> None:
                 python = options.peers_python if family == "painn" else sys.executable
                 if python is None:
                     continue
-                spec = json.dumps([family, str(path), 1 if options.quick else 20])
-                command = [python, "-m", "scripts.benchmarks.force_step", spec]
-                found = measuring.run_isolated(command, threads=1, limit_seconds=600)
+                job = {"family": family, "path": str(path), "repeats": 1 if options.quick else 20}
+                found = measuring.isolated("benchmarks.force_step:measure", 1, 600, python, **job)
                 if found["status"] != measuring.DONE:
                     raise SystemExit(f"{family}: {found}")
                 plainly, forces = found["energies"], found["forces"]
@@ -114,7 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] and sys.argv[1].startswith("["):
-        measuring.answer(lambda: measure(*json.loads(sys.argv[1])))
-    else:
-        main()
+    main()

@@ -1,4 +1,4 @@
-"""molflt's models, and SchNet and DimeNet++ of torch_geometric, on neighbour lists made elsewhere.
+"""Models of molflt, and torch_geometric's SchNet and DimeNet++, on given neighbour lists.
 
 As they come, the latter two build their graphs themselves, without periodic images and with compiled extensions
 (torch-cluster, torch-sparse). Here they take molflt's neighbour list, and the triplets of DimeNet++ come from
@@ -29,7 +29,7 @@ dimenet.SphericalBasisLayer = cache(dimenet.SphericalBasisLayer)
 
 
 def model_config(preset: str, attention: str) -> ModelConfig:
-    """The model of a preset with another attention; the number of Gaussians and the like stay the preset's."""
+    """Configuration of a preset's model with another attention."""
     sizes = dict(PRESETS[preset]["model"])
     changes = ATTENTIONS[attention]
     own = sizes.get("attention", {}) if "mechanism" not in changes else {}
@@ -45,7 +45,7 @@ class MolfltEnergy(nn.Module):
         self.model = EnergyModel(model_config(preset, attention))
 
     def prepare(self, batch: PlainBatch) -> Any:
-        """What a loader gives: fields and neighbour list. Geometry is part of the model, and is timed."""
+        """Fields and neighbour list, as a loader gives them; geometry is part of the model."""
         return SimpleNamespace(**{name: getattr(batch, name) for name in FIELDS})
 
     def forward(self, inputs: Any) -> Tensor:
@@ -88,7 +88,7 @@ class SchNetEnergy(nn.Module):
 
 
 class DimeNetEnergy(nn.Module):
-    """torch_geometric's DimeNet++ on given edges and triplets: its forward pass, line by line, without the graph."""
+    """torch_geometric's DimeNet++ on given edges and triplets, its forward pass line by line."""
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__()

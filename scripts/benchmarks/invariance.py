@@ -1,4 +1,4 @@
-"""How far energies change when structures of up to 20,000 atoms are turned, mirrored, shifted, renumbered or wrapped.
+"""Changes of energies under the symmetries of space, for structures of up to 20,000 atoms.
 
 An untrained ``small`` model of the default attention is asked, its far field scaled up until removing it would move
 the energy of the smallest structure by 30 %: a far field that is zero proves nothing.

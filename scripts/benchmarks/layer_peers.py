@@ -1,4 +1,4 @@
-"""What molflt's layers are measured against: dense softmax with a distance bias, at the same widths."""
+"""Dense softmax with a distance bias, at the widths of molflt's layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAIRS_AT_ONCE = 1 << 20
 
 
 class DenseWithBias(nn.Module):
-    """Projections, softmax(q·k/√d + b_h(|Δ_ij|, z_i, z_j)) v, output; the bias is made once and kept.
+    """Attention softmax(q·k/√d + b_h(|Δ_ij|, z_i, z_j)) v, whose bias is made once and kept.
 
     The bias is Graphormer's, linear in the radial basis, of the nearest image of every pair; without gradient, which
     is the peer's best case: learning it as well costs a tensor of its size more.
@@ -31,7 +31,7 @@ class DenseWithBias(nn.Module):
 
     @torch.no_grad()
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Structures of the atoms, and the bias, (n_structures, heads, n_max, n_max); −∞ where there is no atom."""
+        """Structures of the atoms; bias (n_structures, heads, n_max, n_max), −∞ without an atom."""
         n_structures, dtype = len(batch.cell), self.bias.weight.dtype
         n_max = int(torch.bincount(batch.batch).max())
         shape, device = (n_structures, HEADS, n_max, n_max), batch.batch.device

@@ -1,14 +1,7 @@
-"""Measures attention layers in this process, several of them in turn. Run by ``speed.py``:
-
-    python -m scripts.benchmarks.layer_worker SPEC
-
-SPEC is the JSON of a :class:`Spec`. The answer is one line of JSON; see :func:`scripts.benchmarks.measuring.answer`.
-"""
+"""Attention layers measured in turn, for ``speed.py``, in a process for each size."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,46 +23,19 @@ SLAB_LAYERS = 6
 """Layers of a model of slabs, as of the preset ``base``; they share what is prepared."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spec:
-    """What to measure on which structures.
-
-    Attributes:
-        kind: of structure, as :func:`structures.make` has it.
-        size: atoms, or slabs.
-        rows: layers, which take turns.
-        directions: forward, train.
-        threads: of PyTorch.
-        device: cpu or cuda.
-        repeats: timed turns of each.
-        seconds: after which a layer has no further turn.
-        gibibytes: memory that the measurement may take; 0 for no limit.
-    """
-
-    kind: str
-    size: int
-    rows: list[str]
-    directions: list[str]
-    threads: int
-    device: str
-    repeats: int
-    seconds: float
-    gibibytes: float
-
-
 def build(name: str, n_layers: int) -> torch.nn.Module:
     """The layer called so, of a model of some layers."""
     return DenseWithBias() if name == DENSE else MolfltLayer(name, n_layers=n_layers)
 
 
 def batch_for(found: list[Data], layer: torch.nn.Module) -> Batch:
-    """Structures as one batch with the neighbours that a layer needs; the dense peer finds its own."""
+    """Batch of structures with the neighbours that a layer needs; the dense peer finds its own."""
     cutoff = getattr(layer, "neighbour_cutoff", layers.CUTOFF)
     return structures.batch_with_neighbours(found, cutoff, getattr(layer, "all_pairs_if_isolated", False))
 
 
 class Calls:
-    """The two calls that are measured: preparation, and the layer; with their backward passes when training."""
+    """The two calls that are measured: preparation and layer, with backward passes if training."""
 
     def __init__(self, layer: torch.nn.Module, batch: Batch, train: bool) -> None:
         self.module, self.batch, self.train = layer, batch, train
@@ -109,7 +75,7 @@ class Calls:
         self.leaves = [(leaf, leaf) for _, leaf in self.leaves]
 
     def layer(self) -> None:
-        """Once for every layer and recycle; training, gradients of input, weights and prepared tensors."""
+        """Apply the layer; if training, with gradients of input, weights and prepared tensors."""
         with torch.set_grad_enabled(self.train):
             out = self.module(self.x, self.prepared)
         if self.train:
@@ -157,27 +123,45 @@ class Contestant:
         return sum(self.found["prepare_seconds"]) + sum(self.found["layer_seconds"]) < limit
 
 
-def measure(spec: Spec) -> dict[str, Any]:
-    """Every layer's first turn, then timed ones, all layers in turn: whatever else the machine does hits all."""
-    torch.set_num_threads(spec.threads)
+def measure(
+    kind: str,
+    size: int,
+    rows: list[str],
+    directions: list[str],
+    device: str,
+    repeats: int,
+    seconds: float,
+    gibibytes: float,
+) -> dict[str, Any]:
+    """Measure every layer's first turn, then timed ones, in turn: other work then hits all alike.
+
+    Args:
+        kind: of structure, as :func:`structures.make` has it.
+        size: atoms, or slabs.
+        rows: layers, which take turns.
+        directions: forward, train.
+        device: cpu or cuda.
+        repeats: timed turns of each.
+        seconds: after which a layer has no further turn.
+        gibibytes: memory that the measurement may take; 0 for no limit.
+    """
     torch.manual_seed(0)
-    device = torch.device(spec.device)
-    named = {row: build(row, SLAB_LAYERS if spec.kind == "oc20" else 1).to(device) for row in spec.rows}
-    found = structures.make(spec.kind, spec.size)
+    named = {row: build(row, SLAB_LAYERS if kind == "oc20" else 1).to(device) for row in rows}
+    found = structures.make(kind, size)
     batch = structures.batch_with_neighbours(found, layers.CUTOFF).to(device)
     making_bytes = resident("VmHWM")
     del found
-    if spec.gibibytes and device.type == "cpu":
-        measuring.limit_memory(spec.gibibytes)
+    if gibibytes and device == "cpu":
+        measuring.limit_memory(gibibytes)
     contestants = []
-    for direction, row in product(spec.directions, spec.rows):
+    for direction, row in product(directions, rows):
         # Start up whatever a first call does, on structures too small to count.
         small = batch_for([structures.ball(WARM_ATOMS)], named[row]).to(device)
         Calls(named[row], small, direction == "train").first()
         contestants.append(Contestant(row, direction, Calls(named[row], batch, direction == "train")))
-    running = [one for one in contestants if _goes_on(one, partial(one.first_turn, spec.seconds))]
-    for _ in range(spec.repeats):
-        running = [one for one in running if _goes_on(one, partial(one.turn, spec.seconds))]
+    running = [one for one in contestants if _goes_on(one, partial(one.first_turn, seconds))]
+    for _ in range(repeats):
+        running = [one for one in running if _goes_on(one, partial(one.turn, seconds))]
     return {
         "rows": [
             {"row": o.row, "direction": o.direction, "status": DONE, "making_bytes": making_bytes, **o.found}
@@ -187,14 +171,10 @@ def measure(spec: Spec) -> dict[str, Any]:
 
 
 def _goes_on(one: Contestant, call: Callable[[], bool]) -> bool:
-    """What a call says; if it fails, that is noted, and the contestant is out."""
+    """Return the answer of a call; if it fails, that is noted, and the contestant is out."""
     try:
         return call()
     except Exception as error:
         one.found |= measuring.why(error)
         one.calls.forget()
         return False
-
-
-if __name__ == "__main__":
-    measuring.answer(lambda: measure(Spec(**json.loads(sys.argv[1]))))

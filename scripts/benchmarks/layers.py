@@ -1,4 +1,4 @@
-"""molflt's layers as the benchmarks see them: the only file here that knows how attention works inside.
+"""Layers of molflt as the benchmarks see them.
 
 A layer to be measured is a module with two methods: ``prepare(batch)``, once for a structure, and
 ``forward(x, prepared)``, once for every layer and recycle.
@@ -29,7 +29,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "no far field": {"mechanism": "local"},
     "softmax": {"mechanism": "softmax"},
 }
-"""What each row changes from the default attention; all have the widths above, and no moments."""
+"""Changes from the default attention, row by row; all have the widths above, and no moments."""
 
 
 class MolfltLayer(nn.Module):
@@ -58,11 +58,11 @@ class MolfltLayer(nn.Module):
 
     @property
     def all_pairs_if_isolated(self) -> bool:
-        """Whether isolated structures need every pair."""
+        """True if isolated structures need every pair."""
         return self.config.all_pairs_if_isolated
 
     def prepare(self, batch: Batch) -> tuple[Geometry, Any]:
-        """Geometry, radial features and far field: once for a structure. All that layers do not repeat."""
+        """Prepare geometry, radial features and far field, which layers do not repeat."""
         if self.neighbour_cutoff == 0.0:
             batch = copy.copy(batch)
             batch.edge_index, batch.cell_offsets = batch.edge_index[:, :0], batch.cell_offsets[:0]
@@ -72,7 +72,7 @@ class MolfltLayer(nn.Module):
         return geometry, self.positions(geometry, neighbourhood)
 
     def forward(self, x: Tensor, prepared: tuple[Geometry, Any]) -> Tensor:
-        """(n_atoms, dim) → (n_atoms, dim): all that happens in every layer, its own preparation included."""
+        """Apply all that happens in every layer: (n_atoms, dim) → (n_atoms, dim)."""
         geometry, context = prepared
         return self.layer(x, geometry, self.layer.prepare(geometry, context))
 
@@ -83,7 +83,7 @@ class MolfltLayer(nn.Module):
 
 
 def cut(prepared: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
-    """A copy of what ``prepare`` returned in which the gradient stops, so that layers can be differentiated alone.
+    """Copy what ``prepare`` returned, with leaves in place of tensors that have a gradient.
 
     In a model the gradient goes through every layer to the prepared tensors, is added up there, and goes on through
     the preparation once. So every tensor with a gradient becomes a leaf that asks for one.
@@ -113,7 +113,7 @@ Path = tuple[str | int, ...]
 
 
 def tensors(prepared: Any) -> set[Path]:
-    """Where the tensors are in what was prepared: attributes, and places in lists, from the outside in."""
+    """Paths of the tensors in what was prepared: attributes, and places in lists."""
     found: set[Path] = set()
     seen: set[int] = set()
 

@@ -92,7 +92,7 @@ def run_dynamics(atoms: Atoms, steps: int, timestep: float, temperature: float, 
 
 
 def bond_lengths(frames: Sequence[Atoms], positions: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """Lengths in Å of the bonds of the first of some frames, in all of them, by elements, as C-H.
+    """Lengths in all frames of the bonds of the first, Å, by elements, as C-H.
 
     Args:
         frames: of one isolated molecule.

@@ -1,18 +1,12 @@
-"""Seconds of one step of molecular dynamics with ASE, forces included, as a user would run it.
+"""Seconds of one step of molecular dynamics with ASE, as a user would run it.
 
 Untrained models move the atoms of a file by velocity Verlet: molflt's ``small`` through its calculator, or
 SchNetPack's PaiNN, of the same width, through the calculator that comes with it, in the peers' environment.
-
-    python -m scripts.benchmarks.md_step molflt bulk.xyz
-    .venv-peers/bin/python -m scripts.benchmarks.md_step painn bulk.xyz
-
-The answer is one line of JSON: seconds of every step after the first, of that one, and the peak of resident memory;
-see :func:`scripts.benchmarks.measuring.answer`.
+``speed.py`` runs each in a process of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -58,34 +52,18 @@ def painn_calculator() -> Calculator:
 CALCULATORS = {"molflt": molflt_calculator, "painn": painn_calculator}
 
 
-def measure(model: str, path: Path, steps: int, threads: int) -> dict[str, Any]:
-    """One step that sets everything up, and then those that are timed."""
-    torch.set_num_threads(threads)
+def measure(model: str, structure: str, steps: int = 3) -> dict[str, Any]:
+    """Take one step that sets everything up, and then those that are timed."""
     torch.manual_seed(0)
     device = torch.device("cpu")
-    atoms = ase.io.read(path)
+    atoms = ase.io.read(structure)
     atoms.calc = CALCULATORS[model]()
     dynamics = VelocityVerlet(atoms, timestep=0.5 * units.fs)
     # The first step also computes the forces where the atoms start.
     first = measuring.seconds_of(lambda: dynamics.run(1), 1, 0.0, device)
     return {
-        "seconds": measuring.seconds_of(lambda: dynamics.run(1), steps, 120.0, device),
+        "layer_seconds": measuring.seconds_of(lambda: dynamics.run(1), steps, 120.0, device),
         "first_seconds": first,
         "peak_bytes": measuring.peak(device),
         "atoms": len(atoms),
     }
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=list(CALCULATORS))
-    parser.add_argument("structure", type=Path, help="a file that ASE reads")
-    parser.add_argument("--steps", type=int, default=3, help="that are timed")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
-    measuring.answer(lambda: measure(options.model, options.structure, options.steps, options.threads))
-
-
-if __name__ == "__main__":
-    main()

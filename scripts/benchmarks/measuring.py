@@ -1,5 +1,8 @@
 """Seconds and peak memory of a call, and a process of its own to measure them in.
 
+    python -m scripts.benchmarks.measuring MODULE:FUNCTION ARGUMENTS
+
+is such a process: it calls a function of a module here with arguments given as JSON, and prints a line of JSON.
 Nothing here needs molflt: the peers' own environment measures with this file too.
 """
 
@@ -8,14 +11,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +81,18 @@ def peak_growth(call: Callable[[], object], device: torch.device) -> float:
 
 
 def return_free_memory() -> None:
-    """Give back what malloc holds: memory freed earlier, and used again by the call, would otherwise not count."""
+    """Give back what malloc holds: memory freed earlier and used again would not count."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident(field: str) -> float:
-    """A field of /proc/self/status in bytes, as VmRSS (now), VmHWM (the peak) or VmSize (addresses in use)."""
+    """A field of /proc/self/status in bytes: VmRSS (now), VmHWM (the peak), VmSize (addresses)."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def seconds_of(call: Callable[[], object], repeats: int, budget: float, device: torch.device) -> list[float]:
-    """Wall-clock seconds of repeated calls: as many as asked for, but none is started after the budget is spent."""
+    """Wall-clock seconds of repeated calls, of which none is started after the budget is spent."""
     found: list[float] = []
     while len(found) < repeats and (not found or sum(found) < budget):
         synchronise(device)
@@ -99,13 +104,13 @@ def seconds_of(call: Callable[[], object], repeats: int, budget: float, device: 
 
 
 def limit_memory(gibibytes: float) -> None:
-    """Refuse this process more memory than it has now plus so much: an allocation then fails instead of swapping."""
+    """Allow this process so much more memory: an allocation then fails instead of swapping."""
     limit = int(resident("VmSize") + gibibytes * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def why(error: Exception) -> dict[str, str]:
-    """The ``status`` and the ``note`` of a measurement that an exception ended; the trace of a defect."""
+    """``status`` and ``note`` of a measurement that an exception ended; prints that of a defect."""
     if isinstance(error, UnavailableError):
         return {"status": UNAVAILABLE, "note": str(error)}
     first = (str(error).strip().splitlines() or [""])[0][:200]
@@ -128,12 +133,22 @@ def answer(measure: Callable[[], dict[str, Any]]) -> None:
     print(MARK + json.dumps({**found, "load_before": load}), flush=True)
 
 
-def run_isolated(command: Sequence[str], threads: int, limit_seconds: float) -> dict[str, Any]:
-    """Run a command that answers as :func:`answer` does; it may run out of memory or time without harm to others.
+def isolated(
+    function: str, threads: int, limit_seconds: float, python: str = sys.executable, **arguments: Any
+) -> dict[str, Any]:
+    """Call a function in a process of its own, which may run out of memory or time.
+
+    Args:
+        function: as ``module:function``, the module one of ``scripts``.
+        threads: of PyTorch.
+        limit_seconds: after which the process is ended.
+        python: interpreter.
+        arguments: of the function, what JSON can hold.
 
     Returns:
         Its answer; where it gave none, a ``status`` and a ``note`` that say why.
     """
+    command = [python, "-m", "scripts.benchmarks.measuring", f"scripts.{function}", json.dumps(arguments)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     # As the command line sets it (molflt.cli.main), for all alike.
     environment = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
@@ -178,3 +193,8 @@ def size(n_bytes: float) -> str:
 
 def _three_digits(x: float) -> str:
     return f"{x:.0f}" if x >= 99.95 else f"{x:.3g}"
+
+
+if __name__ == "__main__":
+    _module, _, _name = sys.argv[1].partition(":")
+    answer(lambda: getattr(importlib.import_module(_module), _name)(**json.loads(sys.argv[2])))

@@ -1,17 +1,11 @@
-"""A training step of whole models on the bundled FG set: ``small``, and peers as wide and as large as it is.
+"""Training steps of whole models on the FG set: ``small``, and peers as wide or as large.
 
-    python -m scripts.benchmarks.models SPEC
-
-measures one of them; ``speed.py`` runs it, for PaiNN in the peers' environment. SPEC is the JSON of a :class:`Spec`,
-the answer one line of JSON (:func:`scripts.benchmarks.measuring.answer`).
+``speed.py`` runs each in a process of its own, PaiNN in the peers' environment.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,32 +22,7 @@ WIDTHS = {
     "": dict.fromkeys(PEERS, 128),
     ", parameters of small": {"DimeNet++": 112, "PaiNN": 124, "SchNet": 252},
 }
-"""That of ``small``, and those that give about as many parameters."""
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What to measure.
-
-    Attributes:
-        family: see :func:`peers.build`.
-        sizes: keyword arguments of its constructor.
-        structures: file of a list of :data:`peers.Structure`, which are one batch.
-        repeats: steps to time.
-        seconds: after which no further step is started.
-        gibibytes: memory that the measurement may take; 0 for no limit.
-        threads: of PyTorch.
-        device: cpu or cuda.
-    """
-
-    family: str
-    sizes: dict[str, Any]
-    structures: str
-    repeats: int
-    seconds: float
-    gibibytes: float
-    threads: int
-    device: str
+"""Width of ``small``, and widths that give about as many parameters."""
 
 
 def rows() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -86,7 +55,7 @@ def prepared(family: str, found: Sequence[Any]) -> list[Structure]:
 
 
 def training_steps(family: str, sizes: dict[str, Any], device: torch.device) -> Callable[..., Callable[[], None]]:
-    """An untrained model: from structures that are one batch, a step of training it on them with Adam."""
+    """Build an untrained model: returns, for structures that are a batch, a step with Adam."""
     torch.manual_seed(0)
     model = build(family, sizes).to(device).train()
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-4)
@@ -110,21 +79,28 @@ def training_steps(family: str, sizes: dict[str, Any], device: torch.device) -> 
     return step_on
 
 
-def measure(spec: Spec) -> dict[str, Any]:
-    """Memory of a step after one to warm up on a single structure, then seconds of further ones."""
-    torch.set_num_threads(spec.threads)
-    device, structures = torch.device(spec.device), torch.load(spec.structures, weights_only=True)
-    step_on = training_steps(spec.family, spec.sizes, device)
-    step_on(structures[:1])()
-    if spec.gibibytes and device.type == "cpu":
-        measuring.limit_memory(spec.gibibytes)
-    step = step_on(structures)
+def measure(
+    family: str, sizes: dict[str, Any], structures: str, repeats: int, seconds: float, gibibytes: float, device: str
+) -> dict[str, Any]:
+    """Measure the memory of a step after one to warm up, then seconds of further ones.
+
+    Args:
+        family: see :func:`peers.build`.
+        sizes: keyword arguments of its constructor.
+        structures: file of a list of :data:`peers.Structure`, which are one batch.
+        repeats: steps to time.
+        seconds: after which no further step is started.
+        gibibytes: memory that the measurement may take; 0 for no limit.
+        device: cpu or cuda.
+    """
+    where, found = torch.device(device), torch.load(structures, weights_only=True)
+    step_on = training_steps(family, sizes, where)
+    step_on(found[:1])()
+    if gibibytes and device == "cpu":
+        measuring.limit_memory(gibibytes)
+    step = step_on(found)
     return {
-        "peak_bytes": measuring.peak_growth(step, device),
-        "layer_seconds": measuring.seconds_of(step, spec.repeats, spec.seconds, device),
-        "how": ", ".join(f"{key}={x}" for key, x in spec.sizes.items()),
+        "peak_bytes": measuring.peak_growth(step, where),
+        "layer_seconds": measuring.seconds_of(step, repeats, seconds, where),
+        "how": ", ".join(f"{key}={x}" for key, x in sizes.items()),
     }
-
-
-if __name__ == "__main__":
-    measuring.answer(lambda: measure(Spec(**json.loads(sys.argv[1]))))

@@ -1,4 +1,4 @@
-"""How many operators a step dispatches, and how often it waits for a number: the same on a CPU and a GPU.
+"""Operators that a step dispatches, and waits for a number: the same on a CPU and a GPU.
 
     python -m scripts.benchmarks.operators
 
@@ -40,14 +40,14 @@ _WAITING = (
     "_linalg_check_errors",
 )
 _READING = ("tolist", "numpy", "cpu", "__array__", "tensor", "as_tensor")
-"""What copies between host and device without dispatching anything where both are the same."""
+"""Functions that copy between host and device, and dispatch nothing where both are the same."""
 _ON_CPUS = SparsePattern.__dict__["transposed"].func.__code__
 """Its counting sort in NumPy is for CPUs only; on a GPU it sorts there."""
 
 
 @dataclass
 class Count:
-    """What a step dispatched.
+    """Operators and waits of a step.
 
     Attributes:
         operators: by name.
@@ -95,7 +95,7 @@ def counting(found: Count) -> Iterator[None]:
 
 
 def count(step: Callable[[], object]) -> Count:
-    """What a step dispatches, after one that sets everything up."""
+    """Count what a step dispatches, after one that sets everything up."""
     step()
     found = Count()
     with counting(found):

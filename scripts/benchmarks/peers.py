@@ -1,4 +1,4 @@
-"""Batches of plain tensors, and the models that read them; importable where there is no molflt.
+"""Batches of plain tensors, and models that read them; importable without molflt.
 
 PaiNN is SchNetPack's, which has an environment of its own (peers_environment.sh). The others are in
 :mod:`scripts.benchmarks.graph_models`.
@@ -17,7 +17,7 @@ from torch.utils.data import dataloader
 from scripts.benchmarks.measuring import UnavailableError
 
 FIELDS = ("positions", "atomic_numbers", "batch", "cell", "pbc", "tags", "edge_index", "cell_offsets")
-"""What a loader of molflt gives."""
+"""Fields that a loader of molflt gives."""
 Structure = dict[str, Tensor]
 """Fields of one structure as in ``molflt.vocabulary``, (1,) target and (n_atoms, 3) displacement."""
 
@@ -134,7 +134,7 @@ class PaiNNEnergy(nn.Module):
 
 
 def painn_with_forces(n_atom_basis: int, n_interactions: int, n_rbf: int, cutoff: float) -> Any:
-    """SchNetPack's ASE calculator of an untrained PaiNN, with the neighbour list of matscipy; the cutoff is in Å."""
+    """SchNetPack's ASE calculator of an untrained PaiNN, neighbours by matscipy; cutoff in Å."""
     energy = PaiNNEnergy(n_atom_basis, n_interactions, n_rbf, cutoff)
     from schnetpack.atomistic import Forces, PairwiseDistances
     from schnetpack.interfaces import SpkCalculator

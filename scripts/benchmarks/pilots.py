@@ -1,21 +1,15 @@
-"""The long-range pilots: can a model learn what no neighbour can tell, and does it carry over to larger structures?
+"""Pilots of the long range: learn what no neighbour can tell, and carry it to larger sizes.
 
-*dipoles*: two rigid pairs of ions ±1 (Na and Cl), 2.4 Å long, with at least 6 Å of vacuum between the nearest ions of
-the two; the local cutoff is 4 Å. The energy is the Coulomb energy between the pairs, 14.3996 eV Å Σ q_i q_j / d_ij.
-Without the Fourier RPE this cannot be learned, however long one trains: every pair is the same, so neighbours, and
-hence all invariant features of an atom, are the same in every structure, the content attention sums the same numbers,
-and the prediction is one constant. What a constant can reach is the mean absolute deviation, printed below the
-errors. Batches are large because the signal is small: what the atoms of all structures have in common makes noise of
-the gradient in small ones. For the same reason little is learned at first, and a short schedule compares how early a
-model begins, not how far it comes.
-
-*far-dipoles*: the same pairs, trained on with their centres up to 10 Å apart, and tested farther apart than that.
+*far-dipoles*: two rigid pairs of ions ±1 (Na and Cl), 2.4 Å long, with at least 6 Å of vacuum between the nearest
+ions of the two; the local cutoff is 4 Å. The energy is the Coulomb energy between the pairs. Without a far field this
+cannot be learned, however long one trains: neighbours, and hence all invariant features of an atom, are the same in
+every structure, and the prediction is one constant, whose error is the mean absolute deviation. Models are trained on
+pairs with their centres up to 10 Å apart, and tested farther apart than that.
 
 *ions*: train on clusters of 24 ions, predict clusters of 24, 48, 96 and 192 of the same density. The energy is
 that of smeared charges, Σ_{i<j} q_i q_j erf(d_ij/2)/d_ij with d in Å, in eV. The neighbour list ends at 4 Å, so a
 model without a far field is blind to nearly all of it.
 
-    python -m scripts.benchmarks.pilots dipoles --out runs/dipoles --attention molflt softmax   # 5 minutes each
     python -m scripts.benchmarks.pilots far-dipoles --out runs/far-dipoles --seeds 0 1 2
     python -m scripts.benchmarks.pilots ions --out runs/ions
     python -m scripts.tools.tables                                          # the tables of the page
@@ -77,7 +71,7 @@ def direction(random: np.random.Generator) -> NDArray[np.float64]:
 
 
 def two_dipoles(random: np.random.Generator) -> Ions:
-    """Two dipoles in any orientation, their centres at a distance between the vacuum's width and FARTHEST."""
+    """Two dipoles in any orientation, their centres at most FARTHEST apart."""
     charges = np.array([1.0, -1.0, 1.0, -1.0])
     while True:
         centre = random.uniform(VACUUM, FARTHEST) * direction(random)
@@ -89,7 +83,7 @@ def two_dipoles(random: np.random.Generator) -> Ions:
 
 
 def dipoles_at(random: np.random.Generator, distance: float) -> Ions:
-    """Two dipoles in any orientation with their centres ``distance`` Å apart; if that is NEAR, up to so far."""
+    """Two dipoles with their centres ``distance`` Å apart; if that is NEAR, up to so far."""
     while True:
         ions = two_dipoles(random)
         between = ions.positions[2:].mean(axis=0)
@@ -108,7 +102,7 @@ def charged_pairs(positions: NDArray[np.float64], charges: NDArray[np.float64]) 
 
 
 def cluster(random: np.random.Generator, n: int) -> Ions:
-    """As many positive as negative ions, placed at random."""
+    """Ions placed at random, as many positive as negative ones."""
     side = SIDE * (n / CLUSTER) ** (1 / 3)
     positions = np.zeros((0, 3))
     while len(positions) < n:
@@ -126,63 +120,44 @@ class Pilot:
     """A question, as data.
 
     Attributes:
-        make: a structure from a generator of random numbers; of some size, if there are several.
-        sizes: of the structures to train on and of the test sets, the first ones also trained on; none for one test
-            set of structures like those to train on.
-        attentions: configurations by name; ``charges`` is the model's own.
+        make: a structure of some size from a generator of random numbers.
+        sizes: of the test sets, the first one that of the structures to train on as well.
+        axis: what the sizes are.
         epochs: of training.
         lr: peak learning rate.
         n_train: structures to train on.
         n_test: structures of a test set.
         max_atoms: of a batch.
-        axis: what the sizes are.
     """
 
     make: Callable[..., Ions]
     sizes: tuple[int, ...]
-    attentions: dict[str, dict[str, Any]]
+    axis: str
     epochs: int
     lr: float
     n_train: int
     n_test: int
     max_atoms: int
-    axis: str = ""
 
 
-_COMMON: dict[str, dict[str, Any]] = {
+ATTENTIONS: dict[str, dict[str, Any]] = {
     "molflt": {},
-    "molflt, all channels": {"far_dim": 96},
     "softmax": {"mechanism": "softmax"},
     "no far field": {"mechanism": "local"},
     "molflt, charges": {"charges": 1},
     "no far field, charges": {"mechanism": "local", "charges": 1},
 }
-_APART = (10, 12, 15, 20, 30, 40)
+"""Configurations by name; ``charges`` is the model's own."""
 PILOTS = {
-    "dipoles": Pilot(
-        two_dipoles, (), {**_COMMON, "performer": {"mechanism": "kernelised"}}, 120, 2e-3, 5000, 500, 1024
+    "far-dipoles": Pilot(
+        dipoles_at, (10, 12, 15, 20, 30, 40), "Å between the centres", 20, 5e-3, 2000, 500, max_atoms=256
     ),
-    "far-dipoles": Pilot(dipoles_at, _APART, _COMMON, 20, 5e-3, 2000, 500, 256, "Å between the centres"),
-    "ions": Pilot(
-        cluster,
-        (24, 48, 96, 192),
-        {
-            **_COMMON,
-            "molflt, sigma_max=6": {"sigma_max": 6.0},
-            "flt-undamped": {"mechanism": "undamped", "far_rank": "m"},
-        },
-        30,
-        2e-3,
-        3000,
-        200,
-        768,
-        "ions",
-    ),
+    "ions": Pilot(cluster, (24, 48, 96, 192), "ions", 30, 2e-3, 3000, 200, max_atoms=768),
 }
 
 
 def write_ions(path: Path, structures: Iterable[Ions], count: int, what: str) -> None:
-    """An LMDB file of ions, Na where the charge is positive and Cl elsewhere; kept if it is there."""
+    """Write an LMDB file of ions, Na where the charge is positive, else Cl; kept if there."""
     if path.exists():
         return
     records = (
@@ -227,7 +202,7 @@ def config(
                 "charges": charges,
                 # Moments of the neighbours see no further than these; here the far field is judged.
                 "attention": {
-                    **({} if attention.get("mechanism") in ("softmax", "kernelised") else {"moment_channels": 0}),
+                    **({} if attention.get("mechanism") == "softmax" else {"moment_channels": 0}),
                     **attention,
                 },
             },
@@ -251,8 +226,8 @@ def judge(
 ) -> list[dict[str, Any]]:
     """Train, or go on, and measure on each test file: mean absolute error and deviation, eV."""
     val = next(iter(tests.values()))
-    chosen = config(train_file, val, pilot.attentions[attention], seed, epochs, pilot.max_atoms, lr)
-    run = out / f"{train_file.stem}-{list(pilot.attentions).index(attention)}-{seed}"
+    chosen = config(train_file, val, ATTENTIONS[attention], seed, epochs, pilot.max_atoms, lr)
+    run = out / f"{train_file.stem}-{list(ATTENTIONS).index(attention)}-{seed}"
     train(chosen, run, resume=True, say=print)
     loaded = load_model(run / "best.safetensors")
     rows = []
@@ -265,21 +240,20 @@ def judge(
 
 
 def write_data(name: str, pilot: Pilot, folder: Path) -> tuple[Path, dict[str, Path]]:
-    """The file to train on and the test sets by name, the same for the same arguments; kept if they are there."""
+    """Write the file to train on and the test sets by name; kept if they are there."""
 
-    def write(part: str, count: int, seed: int, *size: int) -> Path:
-        path, random = folder / f"{name}-{part}-{count}.lmdb", np.random.default_rng([seed, *size] if size else seed)
-        write_ions(path, (pilot.make(random, *size) for _ in range(count)), count, f"{name}, {part}")
+    def write(part: str, count: int, seed: int, size: int) -> Path:
+        path, random = folder / f"{name}-{part}-{count}.lmdb", np.random.default_rng([seed, size])
+        write_ions(path, (pilot.make(random, size) for _ in range(count)), count, f"{name}, {part}")
         return path
 
-    train_file = write("train", pilot.n_train, 1, *pilot.sizes[:1])
-    if not pilot.sizes:
-        return train_file, {"test": write("test", pilot.n_test, 2)}
-    return train_file, {str(n): write(str(n), pilot.n_test, 2, n) for n in pilot.sizes}
+    return write("train", pilot.n_train, 1, pilot.sizes[0]), {
+        str(n): write(str(n), pilot.n_test, 2, n) for n in pilot.sizes
+    }
 
 
 def figure(rows: list[results.Row], axis: str) -> Figure:
-    """The error against the size or distance of the tests: the mean over the seeds, and what a constant has."""
+    """Error against the size or distance of the tests, mean over the seeds, with a constant's."""
     drawn = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = drawn.subplots()
     tests = sorted({float(row["test"]) for row in rows})
@@ -306,16 +280,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="default: that of the pilot")
     parser.add_argument("--lr", type=float, help="peak learning rate; default: that of the pilot")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--attention", nargs="+", help="default: all")
+    parser.add_argument("--attention", nargs="+", choices=list(ATTENTIONS), default=list(ATTENTIONS))
     options = parser.parse_args()
     pilot = PILOTS[options.pilot]
     if options.quick:
         pilot = replace(pilot, sizes=pilot.sizes[:2], n_train=8, n_test=4, epochs=1)
-    for name in options.attention or ():
-        if name not in pilot.attentions:
-            parser.error(f"{options.pilot} has no attention '{name}'; choose from {', '.join(pilot.attentions)}")
     kept = options.results.with_stem(options.results.stem.replace("PILOT", options.pilot))
-    names = options.attention or list(pilot.attentions)[: 1 if options.quick else None]
+    names = options.attention[: 1 if options.quick else None]
     points = [
         {"attention": name, "seed": seed, "epochs": options.epochs or pilot.epochs, "lr": options.lr or pilot.lr}
         for name, seed in product(names, options.seeds)
@@ -324,8 +295,7 @@ def main() -> None:
         train_file, tests = write_data(options.pilot, pilot, options.out)
         files = {"train_file": train_file, "tests": tests, "out": options.out}
         results.sweep(kept, points, partial(judge, pilot=pilot, **files))
-    if pilot.axis:
-        results.save(figure(results.read(kept), pilot.axis), results.figure_path(kept))
+    results.save(figure(results.read(kept), pilot.axis), results.figure_path(kept))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Speed and memory of the default attention against dense attention, of whole models, and of molecular dynamics.
+"""Speed and memory of attention layers, of whole models, and of molecular dynamics.
 
     scripts/benchmarks/peers_environment.sh                                   # once: .venv-peers, for PaiNN
     python -m scripts.benchmarks.speed --peers-python .venv-peers/bin/python  # half an hour, the machine idle
@@ -16,15 +16,12 @@ addition), how the far field was computed or the sizes of the model, the machine
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import ase.io
@@ -33,8 +30,8 @@ import torch
 from molflt.data.ase import to_atoms
 from scripts import results
 from scripts.benchmarks import layers, models, structures
-from scripts.benchmarks.layer_worker import DENSE, Spec
-from scripts.benchmarks.measuring import DONE, UNAVAILABLE, duration, run_isolated, size
+from scripts.benchmarks.layer_worker import DENSE
+from scripts.benchmarks.measuring import DONE, UNAVAILABLE, isolated
 from scripts.benchmarks.speed_report import GAUSSIANS, OURS, PATH
 
 COLUMNS = (
@@ -47,14 +44,21 @@ LIMIT = 900.0
 """Seconds after which a process is given up."""
 
 
-def layer_jobs(options: argparse.Namespace) -> Iterator[Spec]:
-    """Layers that take turns on the same structures: small ones first, and the largest cell once."""
+def layer_jobs(options: argparse.Namespace) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Threads and arguments of :func:`layer_worker.measure`, small structures first."""
     all_rows, both = [*OURS, DENSE], ["forward", "train"]
 
-    def job(kind: str, size: int, rows: list[str], directions: list[str], threads: int) -> Spec:
+    def job(kind: str, size: int, rows: list[str], directions: list[str], threads: int) -> tuple[int, dict[str, Any]]:
         memory = options.memory if DENSE in rows else 0.0
         how = {"device": options.device, "repeats": options.repeats, "seconds": options.seconds}
-        return Spec(kind=kind, size=size, rows=rows, directions=directions, threads=threads, gibibytes=memory, **how)
+        return threads, {
+            "kind": kind,
+            "size": size,
+            "rows": rows,
+            "directions": directions,
+            "gibibytes": memory,
+            **how,
+        }
 
     if options.quick:
         yield job("oc20", 1, all_rows, both, 1)
@@ -85,90 +89,72 @@ def layer_jobs(options: argparse.Namespace) -> Iterator[Spec]:
     yield job("periodic", 1_000_000, [GAUSSIANS], ["forward"], 2)
 
 
-def run_layers(options: argparse.Namespace, store: results.Store) -> None:
-    """All layers that are not in the results yet."""
-    for spec in layer_jobs(options):
-        points = [
-            {"part": "layer", "kind": spec.kind, "size": spec.size, "threads": spec.threads}
-            | {"row": row, "direction": direction}
-            for direction, row in product(spec.directions, spec.rows)
-        ]
-        missing = [point for point in points if not results.find(store.rows, **point)]
-        if not missing:
-            continue
-        print(f"{spec.kind}, size {spec.size:,}, {spec.threads} threads", flush=True)
-        command = [sys.executable, "-m", "scripts.benchmarks.layer_worker", json.dumps(asdict(spec))]
-        answer = run_isolated(command, spec.threads, LIMIT)
+def run_layers(options: argparse.Namespace, sweep: Callable[..., None]) -> None:
+    """Measure layers, all of the same structures in one process."""
+    jobs = {(job["kind"], job["size"], threads): job for threads, job in layer_jobs(options)}
+
+    def judge(part: str, kind: str, size: int, threads: int) -> list[dict[str, Any]]:
+        job = jobs[kind, size, threads]
+        answer = isolated("benchmarks.layer_worker:measure", threads, LIMIT, **job)
         found = {(row["row"], row["direction"]): row for row in answer.pop("rows", [])}
-        for point in missing:
-            add(store, {**point, **answer, **found.get((point["row"], point["direction"]), {})})
+        return [
+            {"row": row, "direction": direction, **answer, **found.get((row, direction), {})}
+            for direction, row in product(job["directions"], job["rows"])
+        ]
+
+    sweep([{"part": "layer", "kind": kind, "size": n, "threads": threads} for kind, n, threads in jobs], judge)
 
 
-def run_models(options: argparse.Namespace, store: results.Store, folder: Path) -> None:
-    """A training step of ``small``, and of peers as wide and as large as it is, on the bundled FG set."""
-    found = structures.bundled(100 if options.quick else 768)
-    for name, (family, sizes) in models.rows().items():
-        point = {"part": "model", "kind": "adsorption", "size": sum(len(data.positions) for data in found)}
-        point |= {"row": name, "direction": "train", "threads": options.threads}
-        # Formulas of DimeNet++ are worked out anew in every process: that takes a minute.
-        if results.find(store.rows, **point) or (options.quick and family == "dimenet++"):
-            continue
-        print(f"training step of {name}", flush=True)
+def run_models(options: argparse.Namespace, sweep: Callable[..., None], folder: Path) -> None:
+    """Time a training step of ``small`` and of its peers on the bundled FG set."""
+    found, rows = structures.bundled(100 if options.quick else 768), models.rows()
+    # Formulas of DimeNet++ are worked out anew in every process: that takes a minute.
+    names = [name for name, (family, _) in rows.items() if not (options.quick and family == "dimenet++")]
+
+    def judge(row: str, **_: Any) -> dict[str, Any]:
+        family, sizes = rows[row]
         path = folder / f"{family}.pt"
         if not path.exists():
             torch.save(models.prepared(family, found), path)
-        how = options.repeats, options.seconds, options.memory, options.threads, options.device
-        spec = json.dumps(asdict(models.Spec(family, sizes, str(path), *how)))
-        add(store, {**point, **elsewhere(options, family, "scripts.benchmarks.models", spec)})
+        job = {"family": family, "sizes": sizes, "structures": str(path), "gibibytes": options.memory}
+        job |= {"repeats": options.repeats, "seconds": options.seconds, "device": options.device}
+        return elsewhere(options, family, "benchmarks.models:measure", **job)
+
+    known = {"part": "model", "kind": "adsorption", "size": sum(len(data.positions) for data in found)}
+    sweep([{**known, "row": n, "direction": "train", "threads": options.threads} for n in names], judge)
 
 
-def run_dynamics(options: argparse.Namespace, store: results.Store, folder: Path) -> None:
-    """A step of dynamics of ten thousand atoms of bulk."""
-    n, path = 64 if options.quick else 10_000, folder / "bulk.xyz"
+def run_dynamics(options: argparse.Namespace, sweep: Callable[..., None], folder: Path) -> None:
+    """Time a step of dynamics of ten thousand atoms of bulk."""
+    n, path, families = (
+        64 if options.quick else 10_000,
+        folder / "bulk.xyz",
+        {"molflt small": "molflt", "PaiNN": "painn"},
+    )
     ase.io.write(path, to_atoms(structures.cube(n)), format="extxyz")
-    for family, name in (("molflt", "molflt small"), ("painn", "PaiNN")):
-        point = {"part": "md", "kind": "periodic", "size": n, "row": name}
-        point |= {"direction": "forces", "threads": options.threads}
-        if results.find(store.rows, **point):
-            continue
-        print(f"dynamics with {name}", flush=True)
-        arguments = family, str(path), "--threads", str(options.threads)
-        answer = elsewhere(options, family, "scripts.benchmarks.md_step", *arguments)
-        add(store, {**point, **answer, "layer_seconds": answer.get("seconds")})
+
+    def judge(row: str, **_: Any) -> dict[str, Any]:
+        job = {"model": families[row], "structure": str(path)}
+        return elsewhere(options, families[row], "benchmarks.md_step:measure", **job)
+
+    known = {"part": "md", "kind": "periodic", "size": n, "direction": "forces", "threads": options.threads}
+    sweep([{**known, "row": name} for name in families], judge)
 
 
-def elsewhere(options: argparse.Namespace, family: str, module: str, *arguments: str) -> dict[str, Any]:
-    """The answer of a module, for PaiNN from the peers' environment, with the software of that."""
+def elsewhere(options: argparse.Namespace, family: str, function: str, /, **job: Any) -> dict[str, Any]:
+    """Call a function in a process of its own, for PaiNN in the peers' environment."""
     python = options.peers_python if family == "painn" else sys.executable
     if python is None or not Path(python).exists():
         return {
             "status": UNAVAILABLE,
             "note": "needs --peers-python, made by scripts/benchmarks/peers_environment.sh",
         }
-    found = run_isolated([python, "-m", module, *arguments], options.threads, LIMIT)
+    found = isolated(function, options.threads, LIMIT, python, **job)
     if family == "painn":
         code = "from importlib.metadata import version as v\n"
         code += "print(*(f'{name} {v(name)}' for name in ('schnetpack', 'torch', 'numpy')), sep=', ')"
         found["software"] = subprocess.check_output([python, "-c", code], text=True).strip()
     return found
-
-
-def add(store: results.Store, row: dict[str, Any]) -> None:
-    """Keep a row, and say what it is."""
-    store.add(row, **({"software": row["software"]} if "software" in row else {}))
-    print(f"  {row['row']:16} {row['direction']:9}{summary(row)}", flush=True)
-
-
-def summary(found: dict[str, Any]) -> str:
-    """One line on a point."""
-    if found["status"] != DONE:
-        return f"{found['status']}: {found.get('note', '')}"
-    if "rows" in found or not found.get("layer_seconds"):
-        return ""
-    text = duration(median(found["layer_seconds"]))
-    if found.get("prepare_seconds"):
-        text += f", prepared in {duration(median(found['prepare_seconds']))}"
-    return f"{text}, {len(found['layer_seconds'])} times, {size(found['peak_bytes'])}  {found.get('how', '')}"
 
 
 def main() -> None:
@@ -197,14 +183,18 @@ def main() -> None:
         "dtype": "float32",
         "seconds": options.seconds,
     }
-    store = results.Store(options.results, COLUMNS, conditions)
     if options.again:
-        store.rows = [row for row in store.rows if row["status"] == DONE]
+        done = [row for row in results.read(options.results) if row["status"] == DONE]
+        results.write(options.results, done, (*COLUMNS, *results.PROVENANCE))
+
+    def sweep(points: list[dict[str, Any]], judge: Callable[..., Any]) -> None:
+        results.sweep(options.results, points, judge, conditions, digits=6, columns=COLUMNS)
+
     with tempfile.TemporaryDirectory(prefix="speed-") as folder:
         parts = {
-            "model": lambda: run_models(options, store, Path(folder)),
-            "md": lambda: run_dynamics(options, store, Path(folder)),
-            "layer": lambda: run_layers(options, store),
+            "model": lambda: run_models(options, sweep, Path(folder)),
+            "md": lambda: run_dynamics(options, sweep, Path(folder)),
+            "layer": lambda: run_layers(options, sweep),
         }
         for part in options.parts:
             parts[part]()

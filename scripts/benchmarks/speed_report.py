@@ -40,7 +40,7 @@ def models() -> str:
 
 
 def times(kind: str, direction: str) -> str:
-    """Medians and quartiles of a preparation and one layer: a row for each layer and number of threads."""
+    """Medians and quartiles of a preparation and a layer, by layer and number of threads."""
     wanted = {"part": "layer", "kind": kind, "direction": direction, "status": DONE}
     rows = [row for row in results.read(PATH) if wanted.items() <= row.items()]
     names, threads = (list(dict.fromkeys(row[column] for row in rows)) for column in ("row", "threads"))

@@ -1,4 +1,4 @@
-"""What is measured on: atoms at the density of water in a cube or a ball, and slabs of the size of OC20's."""
+"""Structures to measure on: cubes and balls of the density of water, slabs as OC20's."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def bundled(n_atoms: int) -> list[Data]:
 
 
 def make(kind: str, size: int) -> list[Data]:
-    """The structures of one point of a measurement, without neighbour lists: of so many atoms, or so many slabs."""
+    """Structures without neighbour lists: one of so many atoms, or so many slabs."""
     return large_slabs(size) if kind == "oc20" else [{"periodic": cube, "isolated": ball}[kind](size)]
 
 

@@ -1,1 +1,1 @@
-"""Attacks on the promises of molflt: hostile and damaged files, kills, leaks, threads, broken code."""
+"""Attacks on the promises of molflt: hostile and damaged files, kills, leaks, broken code."""

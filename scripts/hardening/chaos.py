@@ -1,4 +1,4 @@
-"""Interrupt molflt at random moments, go on as documented, and compare with the run that was never interrupted.
+"""Interrupt molflt at random moments, go on as documented, compare with a run left alone.
 
 Three ways of striking, in turn: a signal (SIGKILL, SIGTERM) after a random time; SIGKILL before or after a random one
 of the calls that sync or rename a file; and a power cut, which is SIGKILL and one file of the output cut off at a
@@ -55,14 +55,14 @@ class Point:
 
     @property
     def fine(self) -> bool:
-        """Whether all is as it should be."""
+        """True if all is as it should be."""
         return self.outcome in SAME
 
 
 def strike(
     job: Job, folder: Path, reference: dict[str, Any], whole: Ended, chance: random.Random, kind: int
 ) -> Point:
-    """Interrupt a job at one point, go on, compare with the outcome of the uninterrupted job, ``whole``.
+    """Interrupt a job at one point, go on, and compare with the uninterrupted job, ``whole``.
 
     ``kind`` is 0 for a signal, 1 for a call, 2 for a power cut. The folder is beside the inputs and always the same,
     because reports tell where they are.
@@ -101,7 +101,7 @@ def strike(
 
 
 def two_at_once(job: Job, folder: Path, reference: dict[str, Any], whole: Ended, chance: random.Random) -> Point:
-    """Run a job twice at once, and compare what is left with the outcome of the job alone, ``whole``."""
+    """Run a job twice at once, and compare what is left with the job alone, ``whole``."""
     folder.mkdir()
     commands = [job.commands, job.commands]
     if job.remedy and chance.random() < 0.5:
@@ -141,7 +141,7 @@ def _tear(paths: list[Path], folder: Path, chance: random.Random) -> str:
 
 
 def _half_written(job: Job, folder: Path, reference: dict[str, Any]) -> str:
-    """What is wrong with a file that has its name directly after the command was ended; empty where nothing is."""
+    """Say what is wrong with a file of the final name just after the end; empty if nothing is."""
     try:
         different = differences(job.outcome(folder), reference)
     except Exception as error:
@@ -159,7 +159,7 @@ def _compared(job: Job, folder: Path, reference: dict[str, Any]) -> str:
 
 
 def chaos(names: list[str], n_points: int, seed: int, work: Path, two: bool = False) -> bool:
-    """Strike every job at so many points, or run it twice at once so often, and print what came of it.
+    """Strike every job at some points, or run it twice at once, and print what came of it.
 
     Returns:
         Whether all outcomes were as they should be.
@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def _import_everything() -> None:
-    """What the commands import when they run, so that a strike meets them at work."""
+    """Import what the commands import when they run: a strike is to meet them at work."""
     import molflt.data.oc20.writer  # noqa: F401
     import molflt.invariance.harness  # noqa: F401
     import molflt.prediction.shards  # noqa: F401

@@ -1,4 +1,4 @@
-"""Commands to interrupt, the documented way to go on with each, and what they must leave behind.
+"""Commands to interrupt, the documented ways to go on, and what they must leave behind.
 
 Outcomes are values that are equal exactly when nothing differs that should not.
 """
@@ -36,7 +36,7 @@ trainer: {max_epochs: 3, keep_last: 2, accelerator: cpu}
 
 
 def run_content(run_dir: Path) -> dict[str, Any]:
-    """A finished run: its files by name, model files and checkpoint by tensor and value, the report without its date.
+    """Files of a run by name, models and checkpoint by tensor, the report without its date.
 
     The checkpoint holds weights, EMA, optimiser, scheduler, loops, the sampler's position and the recorder's state.
     """
@@ -81,7 +81,7 @@ def npz_content(path: Path) -> dict[str, Any]:
 
 
 def page_content(path: Path) -> dict[str, Any]:
-    """A report without the minute it was written in, and without what a refusal asked to add to the command."""
+    """Text of a report without its minute, and without what a refusal asked to add."""
     text = path.read_text(encoding="utf-8").replace(" --overwrite</dd>", "</dd>")
     shorter, n = re.subn(r"(report written</dt><dd>)\d[^<]*", r"\1", text)
     return {path.name: shorter, f"{path.name}: dates": n}
@@ -135,7 +135,7 @@ class Job:
     remedy: Sequence[str] = ("--overwrite",)
 
     def files(self, folder: Path) -> list[Path]:
-        """What is written so far."""
+        """List what is written so far."""
         return sorted(path for pattern in self.written for path in folder.glob(pattern) if path.is_file())
 
 

@@ -19,7 +19,7 @@ Commands = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Moment:
-    """When and how to end a process.
+    """Moment and way to end a process.
 
     Attributes:
         seconds: after its start; None: at a call.
@@ -41,7 +41,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended.
+    """End of a process.
 
     Attributes:
         status: its exit status; of a signal, the negative number.

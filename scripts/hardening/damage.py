@@ -1,4 +1,4 @@
-"""Damage structure files in ways that leave them readable, and see whether anything is lost or changed in silence.
+"""Damage structure files and see if anything is lost or changed in silence.
 
     python -m scripts.hardening.damage --n 20000                    # files, from seed 0
     python -m scripts.hardening.damage --n 1 --seed 1234 --show     # one of them again, with its text
@@ -37,7 +37,7 @@ from scripts.hardening.damage_ways import DAMAGES
 
 _HOW = ReadOptions(allow_charged=True, conformers=1)
 _PLACE = re.compile(r"\bline \d+|\blines \d+|#\d+")
-"""What an error must name: a line, or the record where the format has no lines."""
+"""Place that an error must name: a line, or the record where the format has no lines."""
 _TOLERANCE = 1e-5
 _ROUNDED = 2e-3
 """Å, eV and eV/Å, between two readings and to what was written: PDB has three decimals."""
@@ -62,7 +62,7 @@ def main() -> int:
 def find(
     seed: int, n: int, formats: Sequence[str] = tuple(WRITERS), workers: int = 1, show: bool = False
 ) -> tuple[Counter[str], list[str]]:
-    """Judge the files of ``n`` seeds: how many ended in which way, and what was found, which is also printed."""
+    """Judge the files of ``n`` seeds: counts of the ways they ended, and findings, printed too."""
     outcomes, found = Counter[str](), list[str]()
     chunks = [(range(first, min(first + _CHUNK, seed + n)), formats, show) for first in range(seed, seed + n, _CHUNK)]
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
@@ -129,7 +129,7 @@ def _read(path: Path, raw: bytes) -> tuple[list[Data] | None, Exception | None, 
 
 
 def _misread(read: Sequence[Data], file: File) -> str:
-    """How the structures of an undamaged file differ from those that were written."""
+    """Compare the structures of an undamaged file with those that were written."""
     found = []
     for data in read:
         found.append(_values(data) | summary(to_atoms(data)))
@@ -137,7 +137,7 @@ def _misread(read: Sequence[Data], file: File) -> str:
 
 
 def _differences(read: Sequence[Data], expected: Sequence[Data], said: str) -> str:
-    """How structures differ from those expected; a label that is missing must have been named in what was said."""
+    """Compare structures with those expected; a missing label must have been said."""
     return _compared([_values(data) for data in read], [_values(data) for data in expected], said)
 
 

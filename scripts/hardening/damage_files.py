@@ -1,4 +1,4 @@
-"""Files of random structures in every text format that molflt reads, as ASE, RDKit and pymatgen write them."""
+"""Files of random structures in every text format that molflt reads."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class File:
 
 
 def summary(atoms: Atoms, **labels: Any) -> dict[str, Any]:
-    """What is the same of a structure whichever way its cell is turned, and its labels."""
+    """Properties of a structure that do not turn with its cell, and its labels."""
     found: dict[str, Any] = {"pbc": np.asarray(atoms.pbc), "composition": np.sort(atoms.numbers)}
     found["distances"] = np.sort(atoms.get_all_distances(mic=bool(atoms.pbc.any())), axis=None)
     return found | labels
@@ -119,7 +119,7 @@ def _many(random: Random, *kinds: Callable[[Random], Atoms]) -> list[Atoms]:
 
 
 def _written(atoms: Atoms | list[Atoms], form: str, **options: Any) -> str:
-    """What ASE writes."""
+    """Text that ASE writes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         ase.io.write(path, atoms, format=form, **options)
@@ -242,7 +242,7 @@ def _atoms_of(mol: Chem.Mol) -> Atoms:
 
 
 def _rdkit_pdb(random: Random) -> File:
-    """As RDKit and Open Babel write trajectories: END behind each frame."""
+    """Trajectory with END behind each frame, as RDKit and Open Babel write it."""
     mols = [random.choice(_embedded())] * random.choice((1, 2, 3))
     blocks = [Chem.MolToPDBBlock(mol) for mol in mols]
     expected = [summary(_atoms_of(mol)) for mol in mols]

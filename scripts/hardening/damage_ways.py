@@ -32,7 +32,7 @@ def _line_ends(random: Random, text: str) -> bytes:
 
 
 def _blocks(change: Callable[[Random, list[int]], list[int]]) -> Callable[[Random, File], Damaged]:
-    """A damage that leaves whole frames, by their numbers, in another order, twice or not at all."""
+    """Damage that leaves whole frames in another order, twice or not at all."""
 
     def damage(random: Random, file: File) -> Damaged:
         kept = change(random, list(range(len(file.blocks))))
@@ -43,7 +43,7 @@ def _blocks(change: Callable[[Random, list[int]], list[int]]) -> Callable[[Rando
 
 
 def _truncated(random: Random, file: File) -> Damaged:
-    """Cut at the end of a line; between two frames nobody can tell, and those before are to be read."""
+    """Cut at the end of a line; a cut between two frames cannot be seen."""
     lines = file.text().split("\n")
     n = random.randrange(1, len(lines))
     text = "\n".join(lines[:n]) + "\n"

@@ -1,21 +1,15 @@
-"""Feed molflt's readers with hostile input. Each must end well or in ``InputError`` and run nothing.
-
-    python -m scripts.hardening.fuzz --n 2000                          # of every target, from seed 0
-    python -m scripts.hardening.fuzz --n 100000 --seed 2000 --target pyg2   # go on from there
-    python -m scripts.hardening.fuzz --n 1 --seed 1234 --target sdf    # one input again
+"""Feed readers with hostile input; each must end well or in ``InputError``, and run nothing.
 
 An input is made from its target and seed alone. Inputs run in a child process with limited memory; the parent ends it
-when one input takes too long, and goes on behind an input that ended it. Exit status 1 where something was found.
+when one input takes too long, and goes on behind an input that ended it.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import resource
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -49,26 +43,8 @@ _FORBIDDEN = (
 """Audit events. The last one comes from an unpickler that looks names up, which none of molflt's does."""
 
 
-def main() -> int:
-    """Run the targets one after the other and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, default=1000, help="inputs of each target")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--target", choices=TARGETS, action="append", help="which; may be repeated; default: all")
-    options = parser.parse_args()
-    n_found = 0
-    for target in options.target or TARGETS:
-        start = time.monotonic()
-        found = run(target, options.seed, options.n)
-        n_found += len(found)
-        for line in found:
-            print(line)
-        print(f"{target}: {options.n:,} inputs, {len(found)} findings, {time.monotonic() - start:.0f} s", flush=True)
-    return 1 if n_found else 0
-
-
 def run(target: str, seed: int, n: int, seconds: float = MOST_SECONDS) -> list[str]:
-    """Run the inputs of ``n`` seeds, each for some seconds at most; a line or more for each finding."""
+    """Run the inputs of ``n`` seeds, each for some seconds at most; a line for each finding."""
     found: list[str] = []
     # everything is imported already
     context = multiprocessing.get_context("fork")
@@ -130,7 +106,7 @@ def _child(name: str, seed: int, end: int, sender: Connection) -> None:
 
 
 def _problem(read: Callable[[bytes], object], raw: bytes) -> str:
-    """What is wrong with how an input ended; empty where nothing is."""
+    """Say what is wrong with the end of an input; empty if nothing is."""
     try:
         read(raw)
     except InputError as error:
@@ -141,7 +117,3 @@ def _problem(read: Callable[[bytes], object], raw: bytes) -> str:
         place = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__}: {str(error)[:200]!r} ({Path(place.filename).name}:{place.lineno})"
     return ""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

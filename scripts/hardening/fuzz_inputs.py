@@ -1,4 +1,4 @@
-"""What the fuzzer's inputs are made of: changed bytes and JSON, words of the text formats, and hostile pickles."""
+"""Parts of the fuzzer's inputs: changed bytes and JSON, words of formats, hostile pickles."""
 
 from __future__ import annotations
 
@@ -123,6 +123,15 @@ def smiles(random: Random) -> str:
     return "".join(random.choice(words) for _ in range(random.randrange(1, 9)))
 
 
+GOOD = ("C", "O", "CO", "CCO", "C=C", "CC#N", "c1ccccc1", "C1CC1", "CC(=O)O", "[Na+].[Cl-]")
+WRONG = ("C(C", "c1ccc", "C1CC", "[Zz]", "N(C)(C)(C)(C)C", "C=(", "Cl(C)(C)C", "F=F=F", "", "[CH9]")
+
+
+def right_and_wrong_smiles(random: Random) -> bytes:
+    """Twenty SMILES, a line each, every second one wrong."""
+    return "\n".join(random.choice((GOOD, WRONG)[k % 2]) for k in range(20)).encode()
+
+
 def yaml(random: Random) -> bytes:
     """A small document of known and unknown keys, anchors, tags and interpolations."""
     keys = "data model train val attention seed loss x a << trainer optimiser 1 null".split()  # noqa: SIM905
@@ -189,7 +198,7 @@ def canary(path: str) -> list[bytes]:
 
 
 def pickle_program(random: Random, pieces: list[bytes]) -> bytes:
-    """A pickle of random opcodes, with more allowed names and sensible arguments than chance would give."""
+    """A pickle of random opcodes, many of them with allowed names and sensible arguments."""
     parts = [random.choice((b"", b"\x80\x02", b"\x80\x04"))]
     for _ in range(random.randrange(1, 60)):
         match random.randrange(9):
@@ -272,7 +281,7 @@ def odd_texts(random: Random) -> bytes:
 
 
 def bomb(random: Random) -> bytes:
-    """A small record that would be large as arrays: one thing many times, texts of unequal length, huge keys."""
+    """A small record that would be large as arrays: repetition, unequal texts, huge keys."""
     n, many = random.choice((10, 10_000, 500_000)), random.choice((3, 3000, 100_000))
     things: tuple[Any, ...] = (
         np.zeros(n),
@@ -316,7 +325,7 @@ def extents(random: Random) -> bytes:
 
 
 def archive(random: Random) -> bytes:
-    """A tar archive, compressed, with names, kinds, sizes and attributes of every sort, perhaps damaged."""
+    """A compressed tar archive with odd names, kinds, sizes and attributes, perhaps damaged."""
     names = (
         "is2res/a", "is2res/b/c", "../x", "/x", "is2res/../../x", "a" * 300, "is2res/" + "a/" * 50, "", ".", "..",
         "C:x", "is2res/\x1b[2J", "is2res/\udcff", "is2res/a\\b", "is2res",

@@ -1,15 +1,20 @@
-"""What is fuzzed: for each kind of file an input from a seed, and its reader."""
+"""Targets of the fuzzer: for each kind of file an input from a seed, and its reader."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import os
 import pickle
 import shutil
 import struct
+import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -34,6 +39,7 @@ from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.rdkit import from_smiles
 from molflt.data.record import to_data, to_record
+from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model
@@ -67,7 +73,7 @@ def _through_file(file: Path, read: Callable[[Path], object]) -> Callable[[bytes
 
 
 def read_record(raw: bytes) -> Data:
-    """As a data set reads a record."""
+    """Read a record as a data set does."""
     return to_data(load_record(raw, "fuzz.lmdb#0"), "fuzz.lmdb#0")
 
 
@@ -225,7 +231,7 @@ def _shards(folder: Path) -> Target:
 
 
 def _names(folder: Path) -> Target:
-    """Records whose texts are hardly any, to all files that are made of them: what is written can be read."""
+    """Records of odd texts, to all files that are made of them: what is written can be read."""
     files = {suffix: folder / f"names{suffix}" for suffix in (".csv", ".extxyz", ".npz", ".lmdb")}
 
     def read(raw: bytes) -> None:
@@ -295,6 +301,53 @@ def _archive(folder: Path) -> Target:
     return Target(inputs.archive, read)
 
 
+N_THREADS = 8
+
+
+def _threads(folder: Path) -> Target:
+    """SMILES in several threads at once: each must be what one thread makes of it."""
+
+    def made(word: str) -> str:
+        try:
+            return str(from_smiles(word).positions.tolist())
+        except InputError as error:
+            return str(error)
+
+    expected = {word: made(word) for word in inputs.GOOD + inputs.WRONG}
+
+    def read(raw: bytes) -> None:
+        words = raw.decode().split("\n")
+        interval = sys.getswitchinterval()
+        # So that they meet in the middle of each molecule.
+        sys.setswitchinterval(1e-5)
+        with _printed() as text, ThreadPoolExecutor(N_THREADS) as pool:
+            found = list(pool.map(made, words))
+        sys.setswitchinterval(interval)
+        wrong = [word for word, got in zip(words, found, strict=True) if got != expected[word]]
+        assert not wrong, wrong
+        assert not text, text
+        with _printed() as text:
+            Chem.MolFromSmiles("C(C")
+        assert text, "RDKit's log stays silent"
+
+    return Target(inputs.right_and_wrong_smiles, read)
+
+
+@contextlib.contextmanager
+def _printed() -> Iterator[list[bytes]]:
+    """A list that has at the end what was written to standard error, if anything was."""
+    found, before = list[bytes](), os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield found
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+        said.seek(0)
+        found += filter(None, [said.read()])
+
+
 TARGETS: dict[str, Callable[[Path], Target]] = {
     "pyg1": lambda folder: _pickles(folder, 0),
     "pyg2": lambda folder: _pickles(folder, 1),
@@ -310,5 +363,6 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "shards": _shards,
     "names": _names,
     "encodings": _encodings,
+    "threads": _threads,
 }
 """By name: from a folder for files."""

@@ -1,4 +1,4 @@
-"""Does molflt leak? Resident memory and open file descriptors through an hour of its Python interface.
+"""Search for leaks of memory and files through an hour of molflt's Python interface.
 
 Half of the time goes into predictions, of molecules of changing size and number and now and then of a file, by a
 model that stays loaded; the other half into cycles of training a small model, loading it and evaluating it. Slopes
@@ -41,21 +41,11 @@ FEWEST = 5
 """Samples that a slope needs."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What may be had on the way, per call.
-
-    Attributes:
-        memory: KiB of resident memory.
-        files: open descriptors.
-    """
-
-    memory: float
-    files: float = 0.01
-
-
-LIMITS = {"predict": Limits(memory=2.0), "train and evaluate": Limits(memory=512.0)}
-"""A structure of the first takes some 10 KiB, a model of the second with its optimiser 1,500."""
+LIMITS = {"predict": 2.0, "train and evaluate": 512.0}
+"""KiB of resident memory that a call may keep: a structure of the first takes some 10, a model of the second with its
+optimiser 1,500."""
+FILES = 0.01
+"""Descriptors that a call may leave open."""
 
 
 @dataclass
@@ -75,7 +65,7 @@ class Series:
     files: list[float] = field(default_factory=list)
 
     def sample(self, calls: int) -> None:
-        """Take one."""
+        """Take a sample."""
         gc.collect()
         # So that what is left is what is held.
         measuring.return_free_memory()
@@ -87,21 +77,21 @@ class Series:
         """KiB and descriptors per call."""
         return slope(self.calls, self.memory), slope(self.calls, self.files)
 
-    def complaints(self, limits: Limits) -> list[str]:
-        """What grows; a line each."""
+    def complaints(self, most: float) -> list[str]:
+        """A line for memory that grows by more than ``most`` KiB a call, and one for files."""
         if len(self.calls) < FEWEST:
             return [f"{self.name}: {len(self.calls)} samples are too few; give more --minutes"]
         memory, files = self.growth()
         found = []
-        if memory > limits.memory:
-            found.append(f"{self.name}: memory grows by {memory:.2f} KiB a call; the limit is {limits.memory:g}")
-        if files > limits.files:
-            found.append(f"{self.name}: {files:.3f} descriptors a call stay open; the limit is {limits.files:g}")
+        if memory > most:
+            found.append(f"{self.name}: memory grows by {memory:.2f} KiB a call; the limit is {most:g}")
+        if files > FILES:
+            found.append(f"{self.name}: {files:.3f} descriptors a call stay open; the limit is {FILES:g}")
         return found
 
 
 def slope(x: list[int], y: list[float]) -> float:
-    """Median of the slopes between all pairs of points, without the first third; at most 400 points are taken."""
+    """Median of the slopes between all pairs of at most 400 points, without the first third."""
     kept = np.unique(np.linspace(len(x) // 3, len(x) - 1, 400).astype(int))
     a, b = np.asarray(x, dtype=float)[kept], np.asarray(y, dtype=float)[kept]
     i, j = np.triu_indices(len(a), 1)
@@ -121,7 +111,7 @@ def soak(name: str, work: Callable[[int], None], seconds: float) -> Series:
 
 
 class Work:
-    """What is done over and over, in a folder."""
+    """Calls that are repeated, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -171,10 +161,7 @@ def main() -> None:
         sys.exit("soak.py reads /proc, which this platform has not")
     with tempfile.TemporaryDirectory(prefix="molflt-soak-") as folder:
         work, half = Work(Path(folder)), 30 * options.minutes
-        done = [
-            soak("predict", work.predict, half),
-            soak("train and evaluate", work.train_and_evaluate, half),
-        ]
+        done = [soak("predict", work.predict, half), soak("train and evaluate", work.train_and_evaluate, half)]
     heads = ("first / MiB", "last / MiB", "KiB a call", "limit", "files a call")
     print(f"{'work':<20}{'calls':>9}" + "".join(f"{head:>13}" for head in heads))
     complaints = []
@@ -182,7 +169,7 @@ def main() -> None:
         complaints += series.complaints(LIMITS[series.name])
         memory, files = series.growth() if len(series.calls) >= FEWEST else (np.nan, np.nan)
         first, last = series.memory[0] / 1024, series.memory[-1] / 1024
-        numbers = (first, last, memory, LIMITS[series.name].memory, files)
+        numbers = (first, last, memory, LIMITS[series.name], files)
         print(f"{series.name:<20}{series.calls[-1]:>9,}" + "".join(f"{number:>13.4g}" for number in numbers))
     if complaints:
         sys.exit("\n".join(complaints))

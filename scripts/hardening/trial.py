@@ -1,8 +1,8 @@
-"""Try all that is known against the promises of molflt, each attack for some time, in rounds of a seed each.
+"""Try all known attacks on molflt, each for some time, in rounds of a seed each.
 
-    python -m scripts.hardening.trial --seconds 60                      # each attack for a minute, from seed 0
+    python -m scripts.hardening.trial --seconds 60                  # each attack for a minute, from seed 0
     python -m scripts.hardening.trial --seconds 3600 --record       # for hours; the documented table anew
-    python -m scripts.hardening.trial --attack threads --seed 7 --seconds 0     # one round again
+    python -m scripts.hardening.trial --attack sdf --seed 7 --seconds 0     # the hundred inputs of one round again
 
 With ``--record``, rows of ``docs/results/attacks.csv`` are replaced by what was found, and the table in
 ``docs/reliability.md`` follows. Exit status 1 where something got through.
@@ -14,56 +14,18 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 from scripts import results
-from scripts.hardening import attack_threads, fuzz
+from scripts.hardening import fuzz
 from scripts.hardening.chaos_jobs import JOBS
 from scripts.tools import tables
 
 RESULTS = results.DOCS / "results" / "attacks.csv"
 INPUTS, POINTS = 100, 6
 """Of a round: hostile inputs, and interruptions, two of each way of striking."""
-Found = tuple[int, list[str]]
-"""How many tries there were, and a line for each that got through."""
-
-
-@dataclass(frozen=True)
-class Attack:
-    """Something that is tried again and again.
-
-    Attributes:
-        what: is tried, and would have got through, for the table in the documentation.
-        round: tries of one seed, which decides everything; takes seconds. What may end, fill or change a process runs
-            in a process of its own.
-    """
-
-    what: str
-    round: Callable[[int], Found]
-
-
-def fuzzed(target: str, seed: int) -> Found:
-    """Hostile input to one of ``fuzz_targets.TARGETS``."""
-    return INPUTS, fuzz.run(target, seed * INPUTS, INPUTS)
-
-
-def interrupted(job: str, options: Sequence[str], seed: int) -> Found:
-    """One of ``chaos_jobs.JOBS``, struck or, with ``--two``, twice at once."""
-    command = [sys.executable, "-m", "scripts.hardening.chaos", "--command", job, "--points", str(POINTS)]
-    command += [*options, "--seed", str(seed)]
-    # In a process of its own: it forks, and must not have computed anything before.
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=results.ROOT, check=False)
-    points = [line for line in done.stdout.splitlines() if line.startswith(f"{job} ")]
-    wrong = [line for line in points if "  WRONG: " in line]
-    if done.returncode not in (0, 1) or len(points) != POINTS or bool(wrong) != bool(done.returncode):
-        raise RuntimeError(f"chaos.py ended with status {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    return POINTS, [f"seed {seed}: {line}" for line in wrong]
-
-
-FILES = {
+KILL = "is killed at random, or cut off as by a power cut, and repeated: all must be the same bit by bit"
+TWO = "runs twice at once in one place: one does it, the other too or with one line of error, and all is whole"
+FUZZED = {
     "pyg1": "records of PyG 1: changed bytes, random pickles, wrong values",
     "pyg2": "records of PyG 2 and plain dicts: the same",
     "bombs": "small records that would be large as arrays, in 1 GiB",
@@ -78,20 +40,36 @@ FILES = {
     "shards": "shards of predictions: changed bytes and JSON",
     "names": "records whose texts are hardly any, to every kind of file and back",
     "encodings": "text files in encodings of all kinds, with damage",
+    "threads": "twenty SMILES in eight threads, half of them wrong: each molecule and message must be that of "
+    "one thread, and RDKit's log must be as before",
 }
-THREADS = (
-    "SMILES in eight threads at once, half of them wrong: each molecule and message must be that of one thread, and "
-    "RDKit's log must be as before"
-)
-KILL = "is killed at random, or cut off as by a power cut, and repeated: all must be the same bit by bit"
-TWO = "runs twice at once in one place: one does it, the other too or with one line of error, and all is whole"
+"""Targets of ``fuzz_targets.TARGETS``, as the table says them."""
 ATTACKS = {
-    **{name: Attack(what, partial(fuzzed, name)) for name, what in FILES.items()},
-    "threads": Attack(THREADS, attack_threads.round_of),
-    **{f"kill {job}": Attack(f"'{job}' {KILL}", partial(interrupted, job, ())) for job in JOBS},
-    **{f"two {job}": Attack(f"'{job}' {TWO}", partial(interrupted, job, ("--two",))) for job in JOBS},
+    **FUZZED,
+    **{f"kill {job}": f"'{job}' {KILL}" for job in JOBS},
+    **{f"two {job}": f"'{job}' {TWO}" for job in JOBS},
 }
 """By name, in the order of the table."""
+
+
+def round_of(attack: str, seed: int) -> tuple[int, list[str]]:
+    """Try the inputs or points of one seed: their number, and a line for each that got through.
+
+    Raises:
+        RuntimeError: the attack itself failed.
+    """
+    if attack in FUZZED:
+        return INPUTS, fuzz.run(attack, seed * INPUTS, INPUTS)
+    kind, _, job = attack.partition(" ")
+    command = [sys.executable, "-m", "scripts.hardening.chaos", "--command", job, "--points", str(POINTS)]
+    command += [*(["--two"] if kind == "two" else []), "--seed", str(seed)]
+    # In a process of its own: it forks, and must not have computed anything before.
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=results.ROOT, check=False)
+    points = [line for line in done.stdout.splitlines() if line.startswith(f"{job} ")]
+    wrong = [line for line in points if "  WRONG: " in line]
+    if done.returncode not in (0, 1) or len(points) != POINTS or bool(wrong) != bool(done.returncode):
+        raise RuntimeError(f"chaos.py ended with status {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return POINTS, [f"seed {seed}: {line}" for line in wrong]
 
 
 def main() -> int:
@@ -104,47 +82,28 @@ def main() -> int:
     options = parser.parse_args()
     n_through = 0
     for name in options.attack or ATTACKS:
-        start = time.monotonic()
-        rounds, (tries, through) = run(ATTACKS[name], options.seed, options.seconds)
+        start, seed, tries, through = time.monotonic(), options.seed, 0, list[str]()
+        while seed == options.seed or time.monotonic() < start + options.seconds:
+            more, lines = round_of(name, seed)
+            seed, tries, through = seed + 1, tries + more, through + lines
         seconds = time.monotonic() - start
         n_through += len(through)
-        for line in through:
-            print(line)
-        print(f"{name}: {tries:,} tries, {len(through)} got through, {seconds:.0f} s", flush=True)
+        print(*through, f"{name}: {tries:,} tries, {len(through)} got through, {seconds:.0f} s", sep="\n", flush=True)
         if options.record:
-            seeds = f"{options.seed} to {options.seed + rounds - 1}"
-            record(RESULTS, name, (tries, through), seconds, seeds)
+            row = {
+                "attack": name,
+                "what was tried": ATTACKS[name],
+                "tries": f"{tries:,}",
+                "minutes": f"{seconds / 60:.0f}" if seconds >= 60 else f"{seconds / 60:.1f}",
+                "got through": str(len(through)),
+                **results.provenance({"seeds": f"{options.seed} to {seed - 1}"}),
+            }
+            # Attacks that are no more take their rows with them.
+            rows = {old["attack"]: old for old in results.read(RESULTS)} | {name: row}
+            results.write(RESULTS, [rows[known] for known in ATTACKS if known in rows], list(row))
     if options.record:
         tables.write(tables.pages())
     return 1 if n_through else 0
-
-
-def run(attack: Attack, seed: int, seconds: float) -> tuple[int, Found]:
-    """Rounds of one attack until the time is up, one at least: how many, and what all of them found."""
-    end = time.monotonic() + seconds
-    rounds, tries, through = 0, 0, list[str]()
-    while rounds == 0 or time.monotonic() < end:
-        more, lines = attack.round(seed + rounds)
-        rounds += 1
-        tries += more
-        through += lines
-    return rounds, (tries, through)
-
-
-def record(path: Path, name: str, found: Found, seconds: float, seeds: str) -> None:
-    """Replace the row of an attack in a CSV, or add it."""
-    tries, through = found
-    row = {
-        "attack": name,
-        "what was tried": ATTACKS[name].what,
-        "tries": f"{tries:,}",
-        "minutes": f"{seconds / 60:.0f}" if seconds >= 60 else f"{seconds / 60:.1f}",
-        "got through": str(len(through)),
-        **results.provenance({"seeds": seeds}),
-    }
-    # Attacks that are no more take their rows with them.
-    rows = {old["attack"]: old for old in results.read(path)} | {name: row}
-    results.write(path, [rows[known] for known in ATTACKS if known in rows], list(row))
 
 
 if __name__ == "__main__":

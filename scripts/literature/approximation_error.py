@@ -1,4 +1,4 @@
-"""LARA Fig. 1: mean squared error of Performer, LARA and RA against softmax attention, by the number of samples.
+"""LARA Fig. 1: mean squared error of Performer, LARA and RA by the number of samples.
 
 The paper takes vision transformers trained on ImageNet. Here a small one is trained with softmax attention on
 scikit-learn's digits, enlarged to 14×14, 24×24 and 28×28 pixels: with a token for every pixel these are the paper's
@@ -8,7 +8,6 @@ error is averaged over layers, heads and images. RA takes one sample, and "mean 
 query the same average, which attention must beat.
 
     python -m scripts.literature.approximation_error --out runs/approximation_error          # ten minutes on one core
-    python -m scripts.literature.approximation_error --out runs/tiny --steps 5 --further-steps 2 --images 2 --side 14
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ CONSTANT = ("ra", "mean value")
 
 
 class RecordedAttention(SequenceAttention):
-    """Softmax attention without positions that keeps the queries, keys and values of its last call."""
+    """Softmax attention that keeps the queries, keys and values of its last call."""
 
     seen: tuple[Tensor, Tensor, Tensor]
 
@@ -50,7 +49,7 @@ class RecordedAttention(SequenceAttention):
 
 
 def tokens(images: Tensor, side: int) -> Tensor:
-    """A token for every pixel, in raster order: (batch, side², 1), each pixel in units of a standard deviation."""
+    """A token for every pixel, in raster order: (batch, side², 1), in standard deviations."""
     large = functional.interpolate(images, size=(side, side), mode="bilinear", align_corners=False)
     return (large.flatten(1)[..., None] - 0.3) / 0.35
 
@@ -147,6 +146,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256, 512])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.quick:
+        options.side, options.steps, options.further_steps, options.images, options.samples = [8], 3, 1, 2, [4, 64]
     torch.manual_seed(options.seed)
     images, labels = digits.images()
     images = images.view(-1, 1, digits.SIDE, digits.SIDE)

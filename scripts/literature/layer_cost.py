@@ -1,8 +1,8 @@
-"""Time and memory of transformer layers against the length of the sequence (FLT Fig. 1; LARA Fig. 2 and Table 6).
+"""Time and memory of layers against length (FLT Fig. 1; LARA Fig. 2 and Table 6).
 
 Forward passes, each case in a process of its own: seconds per call, and by how much the first call raises the peak
-of resident memory, parameters not counted. A case whose shorter lengths foretell more memory or time than allowed is
-left out, and its row says so. "softmax" writes its matrix out, as in 2022; "softmax-fused" is PyTorch's kernel.
+of resident memory, parameters not counted. Beyond a case that takes more memory or time than allowed longer ones are
+left out, and their rows say so. "softmax" writes its matrix out, as in 2022; "softmax-fused" is PyTorch's kernel.
 
     python -m scripts.literature.layer_cost --out runs/layer_cost --figure flt         # ten minutes
     python -m scripts.literature.layer_cost --out runs/layer_cost --figure lara        # twenty minutes
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from scripts.literature.sequence_model import Block, attention_layers
 
 @dataclass
 class Setting:
-    """What one figure compares; ratios are to the first mechanism."""
+    """Mechanisms and sizes of a figure; ratios are to the first mechanism."""
 
     attention: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -94,40 +93,27 @@ def layers(setting: Setting, name: str, length: int) -> nn.Module:
 
 
 @torch.no_grad()
-def measure(setting: Setting, name: str, length: int, repeats: int, threads: int) -> dict[str, Any]:
-    """Seconds of every call after the first, and the growth of resident memory in the first."""
-    torch.set_num_threads(threads)
+def measure(figure: str, name: str, length: int, repeats: int, gibibytes: float) -> dict[str, Any]:
+    """Measure seconds of every call after the first, and the growth of memory in the first."""
+    setting = FIGURES[figure]
     torch.manual_seed(0)
     model, cpu = layers(setting, name, length), torch.device("cpu")
     x = torch.randn(setting.batch, length, setting.dim)
     # Start up whatever a first call does, on a sequence too short to count.
     model(x[:, :WARM_LENGTH])
+    measuring.limit_memory(gibibytes)
     added = measuring.peak_growth(lambda: model(x), cpu)
     return {"seconds": measuring.seconds_of(lambda: model(x), repeats, math.inf, cpu), "bytes": added}
-
-
-def expected(known: list[tuple[int, float]], length: int) -> float:
-    """Cost at the next length by the power law through the last two, between linear and quadratic."""
-    last, cost = known[-1]
-    power = 2.0
-    if len(known) > 1 and known[-2][1] > 0 and cost > 0:
-        power = min(2.0, max(1.0, math.log(cost / known[-2][1]) / math.log(last / known[-2][0])))
-    return cost * (length / last) ** power
 
 
 def case(options: argparse.Namespace, name: str, length: int, known: list[dict[str, Any]]) -> dict[str, Any]:
     """A row of the table, by :func:`measure` in a fresh process or with a note why not."""
     row: dict[str, Any] = {"attention": name, "length": length, **dict.fromkeys(NUMBERS), "note": ""}
-    done = [old for old in known if old["attention"] == name]
-    if done and done[-1]["note"]:
-        return row | {"note": done[-1]["note"]}
-    if done:
-        memory = expected([(old["length"], old["mebibytes"]) for old in done], length) / 1024
-        seconds = expected([(old["length"], old["seconds"]) for old in done], length)
-        if memory > options.memory or seconds > options.seconds:
-            return row | {"note": f"left out: {memory:.1f} GiB and {seconds:.0f} s expected at {length}"}
-    command = [sys.executable, "-m", "scripts.literature.layer_cost", *sys.argv[1:], "--measure", name, str(length)]
-    cost = measuring.run_isolated(command, options.threads, 3600)
+    if failed := next((old["note"] for old in known if old["attention"] == name and old["note"]), ""):
+        return row | {"note": failed}
+    job = {"figure": options.figure, "name": name, "length": length, "repeats": options.repeats}
+    job["gibibytes"] = options.memory
+    cost = measuring.isolated("literature.layer_cost:measure", options.threads, options.seconds, **job)
     if cost["status"] != measuring.DONE:
         return row | {"note": f"{cost['status']}: {cost.get('note', '')}"}
     low, middle, high = (float(s) for s in np.percentile(cost["seconds"], [25, 50, 75]))
@@ -161,15 +147,12 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", help="other than those of the figure, increasing")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls of each case, after one that is not")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--memory", type=float, default=16.0, help="GiB a case may be expected to take")
-    parser.add_argument("--seconds", type=float, default=120.0, help="a call may be expected to take")
-    parser.add_argument("--measure", nargs=2, metavar=("ATTENTION", "LENGTH"), help=argparse.SUPPRESS)
+    parser.add_argument("--memory", type=float, default=16.0, help="GiB that a case may take")
+    parser.add_argument("--seconds", type=float, default=600.0, help="that a case may take")
     options = parser.parse_args()
+    if options.quick:
+        options.lengths, options.repeats, options.threads = [64], 1, 1
     setting = FIGURES[options.figure]
-    if options.measure:
-        name, length = options.measure
-        measuring.answer(lambda: measure(setting, name, int(length), options.repeats, options.threads))
-        return
     # Length by length, so that ratios compare what ran within minutes of each other.
     cases = [(name, n) for n in options.lengths or setting.lengths for name in setting.attention]
     rows: list[dict[str, Any]] = []

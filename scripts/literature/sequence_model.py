@@ -1,4 +1,4 @@
-"""A small transformer on sequences or grids whose attention can be swapped, for the comparisons of this folder."""
+"""A small transformer on sequences or grids whose attention can be swapped."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Block(nn.Module):
 
 
 class SequenceTransformer(nn.Module):
-    """Embedding with learned absolute positions, blocks, and logits per token or, pooled, per sequence.
+    """Embedding with learned positions, blocks, and logits per token or, pooled, per sequence.
 
     Args:
         attention: one for each layer.

@@ -1,1 +1,1 @@
-"""Tools that make the bundled data and the generated pages, figures, notebooks and lock file."""
+"""Tools for the bundled data and generated pages, figures, notebooks and the lock file."""

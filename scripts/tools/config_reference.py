@@ -91,7 +91,7 @@ def sections(schema: type[BaseModel], prefix: str = "") -> Iterator[Section]:
 
 
 def of_mechanism(schema: type[BaseModel]) -> str:
-    """Which mechanism of attention a schema belongs to, as the beginning of its summary."""
+    """Mechanism of attention that a schema belongs to, as the beginning of its summary."""
     if not issubclass(schema, MechanismConfig):
         return ""
     name = schema.model_fields["mechanism"].default
@@ -99,7 +99,7 @@ def of_mechanism(schema: type[BaseModel]) -> str:
 
 
 def kind(annotation: Any) -> str:
-    """What a value may be, in words: its choices, or its type."""
+    """Choices or type of a value, in words."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return kind(arguments[0])

@@ -1,4 +1,4 @@
-"""Write the domains of the shipped models anew, from the structures that they were trained on.
+"""Write the domains of the shipped models anew, from their training structures.
 
     MOLFLT_DATA=FOLDER python -m scripts.tools.domains
 

@@ -116,7 +116,7 @@ def concatenated_attention(positions: Tensor) -> Tensor:
 
 
 def rotation_figure() -> tuple[Figure, dict[str, float]]:
-    """How far masks and the published attention move when 40 atoms are turned, and its medians."""
+    """Changes of masks and of the published attention as 40 atoms turn, and their medians."""
     x = SPREAD * torch.randn(N_ATOMS, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     delta = displacements(0)
     random = np.random.default_rng(0)

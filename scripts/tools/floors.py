@@ -1,4 +1,4 @@
-"""The oldest packages that molflt says it works with: install exactly these, run tests, and write down the outcome.
+"""Try the oldest packages that molflt says it works with, and write down the outcome.
 
     python -m scripts.tools.floors                               # prints them, as a constraints file
     python -m scripts.tools.floors --try runs/floors             # in an environment there, tests of ``TESTS``
@@ -33,7 +33,7 @@ _COUNTED = re.compile(r"(\d+) (passed|failed|errors?)\b")
 
 
 def stated() -> dict[str, str]:
-    """Name and lowest version of each package that molflt and its tests run with, and of what builds it."""
+    """Lowest version of each package that builds molflt or that it and its tests run with."""
     content = tomllib.loads((results.ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project, extras = content["project"], content["project"]["optional-dependencies"]
     wanted = [Requirement(text) for text in [*project["dependencies"], *content["build-system"]["requires"]]]
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _install(folder: Path, python: str, constraints: str) -> tuple[str, Path]:
-    """An environment with molflt in it, and a copy of the last commit, of which it was installed."""
+    """Make an environment with molflt in it, installed from a copy of the last commit."""
     source, own = folder / "source", str(folder / "environment" / "bin" / "python")
     source.mkdir(parents=True)
     archive = subprocess.run(["git", "archive", "HEAD"], cwd=results.ROOT, capture_output=True, check=True)

@@ -31,7 +31,7 @@ _ARGV = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f
 
 
 def execute(notebook: Any, work: Path, private: Path) -> None:
-    """Run a notebook by this interpreter, without the user's kernels and settings. Its outputs are those of the run.
+    """Run a notebook by this interpreter, without the user's kernels and settings.
 
     Args:
         notebook: changed in place.
@@ -76,7 +76,7 @@ def tidy(notebook: Any) -> None:
 
 
 def _is_bar(output: Any) -> bool:
-    """Whether it is a piece of a progress bar: the line with the time that is left, or what moves the cursor."""
+    """True of a piece of a progress bar: the line with the time left, or what moves the cursor."""
     return output.get("name") == "stderr" and _BAR.search(output.get("text", "")) is not None
 
 

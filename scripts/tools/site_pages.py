@@ -1,4 +1,4 @@
-"""What the site adds to the pages in docs/: pages from elsewhere in the repository, and the reference from the code.
+"""Pages of the site from elsewhere in the repository, and the reference from the code.
 
 ``mkdocs.yml`` names this file. Links are written as they work in the repository; here they are turned into links of
 the site, and links to files that the site does not hold become plain text.

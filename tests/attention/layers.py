@@ -1,18 +1,13 @@
 """One layer of any mechanism with small, generic weights, and its local factor written out with loops."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from ase import Atoms
 
 from molflt.attention.build import Sizes, build_attention
-from molflt.attention.config import MechanismConfig
 from molflt.attention.far.field import ExactMethod
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
 from molflt.attention.registry import attention_config
@@ -25,7 +20,7 @@ SIZES = Sizes(dim=DIM, n_heads=HEADS, n_layers=1, n_rbf=RBF, seed=3)
 SMALL = {"n_basis": 3, "sigma_min": 1.5, "sigma_max": 4.0, "n_features": 10, "n_frequencies": 6, "dense_cutoff": 5.0}
 
 
-def small(**keys: Any) -> MechanismConfig:
+def small(**keys):
     """A configuration with the given keys, and those of SMALL that it has and that act."""
     config = attention_config(**keys)
     acting = {key for key in type(config).model_fields if key not in keys and config.acts(key)}
@@ -35,7 +30,7 @@ def small(**keys: Any) -> MechanismConfig:
 class Layer:
     """One layer of attention with generic weights, in any contraction order."""
 
-    def __init__(self, dtype: torch.dtype = torch.float64, **keys: Any) -> None:
+    def __init__(self, dtype=torch.float64, **keys):
         torch.manual_seed(0)
         self.config = small(**keys)
         self.shared, (self.layer,) = build_attention(self.config, SIZES)
@@ -45,7 +40,7 @@ class Layer:
                 parameter.data += 0.1 * torch.randn_like(parameter)
             module.to(dtype)
 
-    def geometry(self, atoms: list[Atoms]):
+    def geometry(self, atoms):
         reach = self.config.neighbour_cutoff(CUTOFF)
         all_pairs = self.config.all_pairs_if_isolated
         return geometry_of(atoms, reach, self.dtype, all_pairs, plan=self.shared.plan(CUTOFF))
@@ -53,7 +48,7 @@ class Layer:
     def context(self, geometry):
         return self.shared(geometry, local_neighbourhood(geometry, self.radial, CUTOFF))
 
-    def apply(self, x: torch.Tensor, geometry) -> torch.Tensor:
+    def apply(self, x, geometry):
         """Of (n, dim + 9 C), with vectors if there are: what is added to scalars, and to components."""
         prepared = self.layer.prepare(geometry, self.context(geometry))
         if not self.layer.vector_channels:
@@ -62,7 +57,7 @@ class Layer:
         change, turned = self.layer(x[:, :DIM], geometry, prepared, vectors)
         return torch.cat([change, (turned - vectors).flatten(1)], dim=1)
 
-    def __call__(self, atoms: list[Atoms], way: str = "auto") -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def __call__(self, atoms, way="auto"):
         """Output and gradients with respect to positions and the parameters of layer and shared part."""
         if isinstance(self.shared.method, ExactMethod):
             self.shared.method.way = None if way == "auto" else way
@@ -77,7 +72,7 @@ class Layer:
         return out.detach(), [g for g in found if g is not None]
 
 
-def check_batch_mates_change_nothing(layer: Layer) -> None:
+def check_batch_mates_change_nothing(layer):
     """On pairs, over waves and, the large one, on a mesh: together as alone, in any order, padded further."""
     names = ["atom", "slab", "molecule", "tiny_cell", "slab_open", "wire", "triclinic", "linear"]
     atoms = [*(STRUCTURES[name]() for name in names), water(50, seed=1), water(215, seed=2)]
@@ -91,7 +86,7 @@ def check_batch_mates_change_nothing(layer: Layer) -> None:
     torch.testing.assert_close(again, torch.cat(together[::-1]), rtol=1e-11, atol=1e-12)
 
 
-def check_ways_agree(names: list[str], ways: Sequence[str], **keys: Any) -> None:
+def check_ways_agree(names, ways, **keys):
     """Outputs of all ways in both precisions, and all gradients; ``tolerance`` is 1e-10."""
     atoms = [STRUCTURES[name]() for name in names]
     for dtype, bound in ((torch.float64, 1e-8), (torch.float32, 3e-5)):
@@ -105,7 +100,7 @@ def check_ways_agree(names: list[str], ways: Sequence[str], **keys: Any) -> None
                     assert float((a - b).abs().max()) < 1e-7 * max(1.0, float(a.abs().max()))
 
 
-def prepare(name: str, keys: dict[str, Any]):
+def prepare(name, keys):
     """A layer in float64, its input, and everything that loops over one structure need."""
     made = Layer(**keys)
     geometry = made.geometry([STRUCTURES[name]()])
@@ -113,7 +108,7 @@ def prepare(name: str, keys: dict[str, Any]):
     return made.layer, made.shared, made.radial, geometry, x, made.context(geometry)
 
 
-def water(n: int, seed: int = 0) -> Atoms:
+def water(n, seed=0):
     """n molecules at the density of water, isolated."""
     random = np.random.default_rng(seed)
     side = (n / 0.033) ** (1 / 3)
@@ -121,7 +116,20 @@ def water(n: int, seed: int = 0) -> Atoms:
     return Atoms("OHH" * n, np.repeat(centres, 3, axis=0) + random.normal(0, 0.6, size=(3 * n, 3)))
 
 
-def images(atoms: Atoms, radius: float) -> list[np.ndarray]:
+def near_and_far(atoms, layer, shared, radial, q, k):
+    """near_ij and f̂_ij of all pairs, images summed with loops, (n, n, n_heads) each; f̂ = 0 without a far field."""
+    n, z = len(atoms), torch.as_tensor(atoms.numbers)
+    shifts = torch.from_numpy(np.array(images(atoms, 20.0)))
+    near, far = (torch.zeros(n, n, HEADS, dtype=torch.float64) for _ in range(2))
+    for i, j in np.ndindex(n, n):
+        near[i, j] = local_sum(atoms, i, j, q, k, layer, radial, CUTOFF, z)
+        if shared.rpe is not None:
+            delta = torch.from_numpy(atoms.positions[i] - atoms.positions[j]) + shifts
+            far[i, j] = shared.rpe().on_pairs((delta**2).sum(-1)).sum(1) @ layer.rpe_weights
+    return near, far
+
+
+def images(atoms, radius):
     """Every lattice translation that can matter within ``radius``."""
     heights = np.ones(3)
     if any(atoms.pbc):

@@ -5,14 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 from ase.neighborlist import neighbor_list
 
-from molflt.attention import near
-from molflt.attention.build import Sizes, build_attention
 from molflt.attention.moments import LocalMoments, NeighbourMoments, typical_neighbours
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
-from molflt.attention.registry import attention_config
 from molflt.attention.smooth import envelope
 from tests.attention.structures import STRUCTURES, geometry_of
 
@@ -77,75 +73,3 @@ def test_products_of_moments_are_sums_over_triples(name, layer, radial):
     x = states(len(atoms))
     expected = layer.output(by_triples(atoms, layer, radial, x))
     torch.testing.assert_close(layer(x, moments_of([atoms], radial)), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_a_batch_is_its_structures(layer, radial):
-    atoms = [STRUCTURES[name]() for name in NAMES]
-    x = states(sum(map(len, atoms)))
-    together = layer(x, moments_of(atoms, radial))
-    alone = [
-        layer(part, moments_of([a], radial)) for a, part in zip(atoms, x.split([len(a) for a in atoms]), strict=True)
-    ]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_a_large_neighbourhood_is_taken_in_parts(grad, layer, radial, monkeypatch):
-    """Values, derivatives by positions and weights; parts of a few edges."""
-    atoms = [STRUCTURES[name]() for name in NAMES]
-
-    def run():
-        with torch.set_grad_enabled(grad):
-            shift = torch.zeros(3, dtype=torch.float64, requires_grad=grad)
-            moments = moments_of(atoms, radial, shift)
-            out = layer(states(sum(map(len, atoms))), moments)
-            if not grad:
-                return [out]
-            asked = [shift, *layer.parameters(), radial.centres]
-            return [out, *torch.autograd.grad((out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum(), asked)]
-
-    whole = run()
-    monkeypatch.setattr(near, "_VALUES_KEPT", 0)
-    monkeypatch.setattr(near, "_VALUES_KEPT_FOR_GRADIENT", 0)
-    monkeypatch.setattr(near, "_VALUES_AT_ONCE", 50 * RBF)
-    for one, other in zip(whole, run(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
-
-
-def test_first_and_second_derivatives(layer, radial):
-    """By finite differences, through the states and the weights of the filters."""
-    moments = moments_of([STRUCTURES["molecule"]()], radial)
-    x = states(moments.neighbourhood.pattern.n_rows).requires_grad_()
-
-    def function(x, weight):
-        return torch.func.functional_call(layer, {"filters.weight": weight}, (x, moments))
-
-    weight = layer.filters.weight.detach().clone().requires_grad_()
-    assert torch.autograd.gradcheck(function, (x, weight))
-    assert torch.autograd.gradgradcheck(function, (x, weight))
-
-
-def pyramids():
-    """Two environments of a carbon with the same distances and different angles."""
-    corners = np.array([[1, 1, 1], [-1, -1, 1], [-1, 1, -1], [1, -1, -1]]) / np.sqrt(3)
-    square = np.array([[1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0]])
-    for around in (corners, square):
-        yield Atoms("CH4", positions=np.vstack([np.zeros((1, 3)), 1.1 * around]))
-
-
-@pytest.mark.parametrize("channels", [8, 0])
-def test_angles_are_seen_in_one_layer_and_only_with_moments(channels):
-    """The carbon of CH₄, tetrahedral and square, neighbours alone: without moments the layer cannot tell."""
-    torch.manual_seed(3)
-    config = attention_config("local", moment_channels=channels)
-    shared, (layer,) = build_attention(config, Sizes(dim=DIM, n_heads=2, n_layers=1, n_rbf=RBF))
-    shared, layer = shared.double(), layer.double()
-    radial = GaussianDistanceBasis(RBF, 1.5).double()
-    x = states(2)[[0, 1, 1, 1, 1]]
-    found = []
-    for atoms in pyramids():
-        geometry = geometry_of([atoms], 1.5)
-        context = shared(geometry, local_neighbourhood(geometry, radial, 1.5))
-        found.append(layer(x, geometry, layer.prepare(geometry, context))[0])
-    difference = float((found[0] - found[1]).detach().abs().max())
-    assert difference > 1e-3 if channels else difference < 1e-12

@@ -9,7 +9,7 @@ from molflt.attention.sparse import SparsePattern, scalar_products, sum_of_entri
 HEADS, ROWS, COLUMNS, CHANNELS = 2, 7, 5, 3
 
 
-def pattern(n_entries: int = 30, seed: int = 0) -> SparsePattern:
+def pattern(n_entries=30, seed=0):
     """Entries at random, several for one pair of row and column, and rows without any."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(0, ROWS - 1, (n_entries,), generator=generator).sort().values
@@ -17,12 +17,12 @@ def pattern(n_entries: int = 30, seed: int = 0) -> SparsePattern:
     return SparsePattern(torch.searchsorted(rows, torch.arange(ROWS + 1)), columns, COLUMNS)
 
 
-def random(*shape: int, seed: int = 1) -> torch.Tensor:
+def random(*shape, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
 
 
-def dense(where: SparsePattern, weights: torch.Tensor) -> torch.Tensor:
+def dense(where, weights):
     """(heads, rows, columns): entries of one place added."""
     out = torch.zeros(len(weights), where.n_rows, where.n_columns, dtype=weights.dtype)
     for e, (i, j) in enumerate(zip(where.rows.tolist(), where.columns.tolist(), strict=True)):

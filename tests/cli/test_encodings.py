@@ -59,7 +59,7 @@ def test_a_run_in_another_locale(make_config, val_set, tmp_path):
     (tmp_path / "ö.html").read_bytes().decode("utf-8")
 
 
-def test_what_is_piped_on_is_utf_8():
+def test_piped_output_is_utf_8():
     printed = run({"LC_ALL": "C", "PYTHONUTF8": "0"}, "config", "tiny").stdout
     assert "displacement head, Å" in printed.decode("utf-8")
 

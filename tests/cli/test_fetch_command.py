@@ -25,8 +25,7 @@ def serve(owner, monkeypatch, **changes):
 
 @pytest.mark.parametrize("arguments", [[], ["--list"], ["oc20-is2re", "--list"]])
 def test_list(arguments, molflt):
-    result = molflt("fetch", *arguments)
-    assert result.status == 0
+    result = molflt("fetch", *arguments, status=0)
     assert result.out.startswith("oc20-is2re ")
     assert "8.1 GiB to download, 97.0 GiB unpacked, CC-BY-4.0" in result.out
     assert "--only 10k/train, 100k/train, all/train, all/val_id" in result.out
@@ -42,16 +41,14 @@ def test_one_split_only(server, molflt, tmp_path):
     assert "of 10k/train; about" in dry.out
     assert not list(tmp_path.iterdir())
     assert not server.requests
-    result = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "10k", "--only", "all/val_id")
-    assert result.status == 0, result
+    result = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "10k", "--only", "all/val_id", status=0)
     files = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.lmdb"))
     assert files == [f"a/is2res/data/is2re/{split}/data.lmdb" for split in ("10k/train", "all/val_id")]
     assert "10k/train/data.lmdb" in result.out
     assert "test_id" not in result.out
     again = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "10k")
     assert again.out.startswith("oc20-is2re is complete in ")
-    other = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "test_id")
-    assert other.status == 2
+    other = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "test_id", status=2)
     assert "is there, but has no data for all/test_id" in other.err
     wrong = molflt("fetch", "oc20-is2re", "--to", tmp_path / "a", "--only", "20k")
     assert "no split '20k'; choose among 10k/train, all/train, all/val_id" in wrong.err
@@ -72,19 +69,16 @@ def test_energies_and_forces(server, molflt, tiny_data, tmp_path, monkeypatch):
     monkeypatch.setitem(catalogue.ARCHIVES, "oc20-s2ef-200k", entry)
     monkeypatch.chdir(tmp_path)
     server.replies = [lambda handler: handler.honest(3000)]
-    result = molflt("fetch", "oc20-s2ef-200k", "--to", "s2ef")
-    assert result.status == 0, result
+    result = molflt("fetch", "oc20-s2ef-200k", "--to", "s2ef", status=0)
     assert "checksum is right" in result.out
     lines = [shlex.split(line) for line in result.out.splitlines() if line.startswith("  molflt ")]
     assert [words[1] for words in lines] == ["convert", "config", "train"]
-    done = molflt(*lines[0][1:])
-    assert done.status == 0, done
+    molflt(*lines[0][1:], status=0)
     Path("s2ef.yaml").write_text(molflt("config", "tiny").out, encoding="utf-8")
     converted = lines[0][-1]
     small = ["model.dim=16", "model.n_heads=2", "model.n_layers=1", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
     train = [word.replace("VAL.lmdb", converted) for word in lines[2][1:]]
-    done = molflt(*train, *small, "--no-report")
-    assert done.status == 0, done
+    molflt(*train, *small, "--no-report", status=0)
     assert "force_mae" in Path("runs/s2ef/metrics.csv").read_text(encoding="utf-8")
 
 
@@ -95,8 +89,7 @@ def test_from_download_to_training(server, molflt, tiny_data, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     # A mirror's archive, which is kept; and what rich would draw as an emoji is part of a path.
     command = ("fetch", "oc20-is2re", "--to", "my :smile:", "--keep-archive", "--url", f"{server.address}/a/x.tgz")
-    result = molflt(*command)
-    assert result.status == 0, result
+    result = molflt(*command, status=0)
     assert "checksum is right" in result.out
 
     lines = [shlex.split(line, comments=True) for line in result.out.splitlines() if line.startswith("  molflt ")]
@@ -105,12 +98,10 @@ def test_from_download_to_training(server, molflt, tiny_data, tmp_path, monkeypa
     small = ["model.dim=16", "model.n_heads=2", "model.n_layers=1", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
     for words in lines[1:]:
         assert words[0] == "molflt"
-        done = molflt(*words[1:], *(small if words[1] == "train" else []))
-        assert done.status == 0, done
+        molflt(*words[1:], *(small if words[1] == "train" else []), status=0)
     assert Path("submission.npz").exists()
     assert Path("my :smile:/data.tar.gz").read_bytes() == server.content
-    again = molflt(*command)
-    assert again.status == 0
+    again = molflt(*command, status=0)
     assert again.out.startswith("oc20-is2re is complete in ")
     assert again.out.splitlines()[1:] == result.out.splitlines()[-len(again.out.splitlines()) + 1 :]
     assert server.paths == ["/a/x.tgz"]
@@ -118,12 +109,10 @@ def test_from_download_to_training(server, molflt, tiny_data, tmp_path, monkeypa
 
 def test_no_space(server, molflt, tmp_path, monkeypatch):
     serve(server, monkeypatch, unpacked=1 << 60)
-    result = molflt("fetch", "oc20-is2re", "--to", tmp_path / "new")
-    assert result.status == 2
+    result = molflt("fetch", "oc20-is2re", "--to", tmp_path / "new", status=2)
     assert "are needed, but only" in result.err
     assert not (tmp_path / "new").exists()
-    dry = molflt("fetch", "oc20-is2re", "--to", tmp_path / "new", "--dry-run")
-    assert dry.status == 1
+    dry = molflt("fetch", "oc20-is2re", "--to", tmp_path / "new", "--dry-run", status=1)
     assert dry.out.endswith("It does not fit.\n")
 
 

@@ -192,8 +192,7 @@ def test_a_file_that_the_first_has_finished_in_between(molflt, model_path, tiny_
         return sole_writer(*arguments)
 
     monkeypatch.setattr("molflt.cli.terminal.sole_writer", first_ends)
-    result = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", out)
-    assert result.status == 2
+    result = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", out, status=2)
     assert "exists already" in result.err
     assert out.read_text(encoding="utf-8") == "of the first"
 

@@ -72,8 +72,7 @@ def test_one_energy_takes_few_files():
 
 def test_unknown_command_and_missing_arguments(molflt):
     for arguments in (["trian"], ["train"], ["predict", "x"], ["evaluate", "--frequencies", "sampled", "a", "b"], []):
-        result = molflt(*arguments)
-        assert result.status == 2
+        result = molflt(*arguments, status=2)
         assert "Traceback" not in result.err
 
 
@@ -85,8 +84,7 @@ def test_every_preset_is_listed_and_prints_what_train_reads(molflt, tmp_path):
         assert load_config(tmp_path / "c.yaml") == preset_config(name)
         assert len(result.out) < MOST_CHARACTERS / 10
         assert f"'{name}'" in result.out.splitlines()[0]
-    unknown = molflt("config", "huge")
-    assert unknown.status == 2
+    unknown = molflt("config", "huge", status=2)
     assert unknown.err.startswith("Error: there is no preset 'huge'; choose one of tiny")
 
 
@@ -95,8 +93,7 @@ def test_config_of_a_preset_trains_with_overrides(molflt, tiny_data, tmp_path):
     path.write_text(molflt("config", "tiny").out, encoding="utf-8")
     data = [f"data.train={tiny_data / 'train.lmdb'}", f"data.val={tiny_data / 'val.lmdb'}"]
     small = ["model.dim=16", "model.n_heads=2", "model.n_layers=1", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
-    result = molflt("train", path, "--out", run_dir, *data, *small)
-    assert result.status == 0, result
+    result = molflt("train", path, "--out", run_dir, *data, *small, status=0)
     lines = result.out.splitlines()
     assert "28 structures to train on" in lines[0]
     assert lines[1].startswith("epoch    1/1  train ")
@@ -107,13 +104,11 @@ def test_config_of_a_preset_trains_with_overrides(molflt, tiny_data, tmp_path):
     # Of the suite of invariances.
     assert "comparisons; bound: " in page
     # Another go must not destroy the first, and says how to go on.
-    again = molflt("train", path, "--out", run_dir, *data, *small)
-    assert again.status == 2
+    again = molflt("train", path, "--out", run_dir, *data, *small, status=2)
     assert "--resume auto" in again.err
     assert molflt("train", path, "--out", run_dir, "--resume", "auto", "--no-report", *data, *small).status == 0
     # What was written repeats the run.
-    repeated = molflt("train", run_dir / "config.yaml", "--out", tmp_path / "repeated", "--no-report")
-    assert repeated.status == 0
+    molflt("train", run_dir / "config.yaml", "--out", tmp_path / "repeated", "--no-report", status=0)
     assert not (tmp_path / "repeated" / "report.html").exists()
     assert (tmp_path / "repeated" / "metrics.jsonl").read_bytes() == (run_dir / "metrics.jsonl").read_bytes()
 
@@ -157,12 +152,11 @@ def test_quiet_prints_results_and_errors_only(molflt, model_path, tmp_path):
     assert (quiet.status, quiet.out) == (0, "")
     assert (tmp_path / "a.csv").read_text(encoding="utf-8") == (tmp_path / "b.csv").read_text(encoding="utf-8")
     assert "O (H2O, water)\n" in molflt("-q", "predict", model_path, "O").out
-    failed = molflt("--quiet", "predict", "nowhere.safetensors", "O")
-    assert failed.status == 2
+    failed = molflt("--quiet", "predict", "nowhere.safetensors", "O", status=2)
     assert "no such file" in failed.err
 
 
-def test_what_was_computed_is_said(molflt, model_path):
+def test_the_molecule_computed_is_named(molflt, model_path):
     found = molflt("predict", model_path, "CCO", "molecule:CO", "O=C=S=O", "--json")
     records = [json.loads(line) for line in found.out.splitlines()]
     assert [record["formula"] for record in records] == ["C2H6O", "CO", "CO2S"]
@@ -210,19 +204,15 @@ def test_standard_input(molflt, model_path, piped, tmp_path):
         ("O\nC(C\n", "Error: standard input #1: 'C(C' is not a valid SMILES"),
     ):
         piped(text)
-        result = molflt("predict", model_path, "-")
-        assert result.status == 2
+        result = molflt("predict", model_path, "-", status=2)
         assert message in result.err
 
 
 def test_a_configuration_on_standard_input(molflt, piped, tmp_path, tiny_data):
     piped(molflt("config", "tiny").out)
-    other = tiny_data / "other.lmdb"
+    data = [f"data.{name}={tiny_data / 'other.lmdb'}" for name in ("train", "val")]
     small = ("trainer.max_epochs=1", "model.dim=16", "model.n_layers=1")
-    result = molflt(
-        "train", "-", "--out", tmp_path / "run", "--no-report", f"data.train={other}", f"data.val={other}", *small
-    )
-    assert result.status == 0, result
+    molflt("train", "-", "--out", tmp_path / "run", "--no-report", *data, *small, status=0)
 
 
 def test_json_has_no_nan(capsys):
@@ -245,7 +235,7 @@ def test_no_colour_and_the_exit_status_of_the_real_command():
         assert "Traceback" not in done.stderr
 
 
-def test_what_the_help_says_of_all_commands(molflt):
+def test_help_on_all_commands(molflt):
     help_text = " ".join(molflt("--help").out.split())
     for text in ("--install-completion", "Exit status", "NO_COLOR"):
         assert text in help_text

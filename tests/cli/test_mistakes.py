@@ -55,8 +55,8 @@ def test_refused(arguments, message, molflt, model_path, tiny_data, tmp_path):
     folder = tmp_path / "folder.html"
     folder.mkdir()
     known = {"MODEL": model_path, "DATA": tiny_data / "val.lmdb", "FOLDER": folder}
-    result = molflt(*(known.get(word, tmp_path / word if word.startswith("NEW") else word) for word in arguments))
-    assert result.status == 2, result
+    words = (known.get(word, tmp_path / word if word.startswith("NEW") else word) for word in arguments)
+    result = molflt(*words, status=2)
     assert result.err.startswith("Error: ")
     assert message in " ".join(result.err.split())
     assert list(tmp_path.iterdir()) == [folder]

@@ -1,4 +1,4 @@
-"""What a file says of a record comes back with its prediction; every command reads tags as it is asked to."""
+"""Names and columns of a record come back with its prediction; every command reads tags as it is asked to."""
 
 import json
 
@@ -20,7 +20,7 @@ from tests.conftest import rows_of
 from tests.training.runs import written
 
 
-def test_columns_and_names_come_back_also_of_skippedrows_of(molflt, model_path, tmp_path):
+def test_columns_and_names_come_back_also_of_skipped_rows(molflt, model_path, tmp_path):
     table, out = tmp_path / "in.csv", tmp_path / "out.csv"
     table.write_text("name;smiles;Exp;error\nethanol;CCO;-2.5;=1+1\nwrong;C(;3;\n;O;;x\n", encoding="utf-8")
     assert molflt("predict", model_path, table, "-o", out, "--on-error", "skip").status == 0
@@ -37,12 +37,10 @@ def test_columns_and_names_come_back_also_of_skippedrows_of(molflt, model_path, 
         command = ("predict", model_path, table, "-o", tmp_path / "m.csv", "--on-error", "skip", "--shard", shard)
         assert molflt(*command).status == 0
     parts = sorted(tmp_path.glob("m.csv.shard*"))
-    merged = molflt("merge", *parts, "-o", tmp_path / "m.csv")
-    assert merged.status == 0
+    merged = molflt("merge", *parts, "-o", tmp_path / "m.csv", status=0)
     assert "1 skipped" in merged.out
     assert rows_of(tmp_path / "m.csv") == rows
-    refused = molflt("merge", *parts, "-o", tmp_path / "m.npz", "--oc20-split", "id")
-    assert refused.status == 2
+    refused = molflt("merge", *parts, "-o", tmp_path / "m.npz", "--oc20-split", "id", status=2)
     assert "a submission needs every structure" in refused.err
 
 
@@ -120,8 +118,7 @@ def test_convert_names_what_it_leaves_behind(molflt, tmp_path):
     with ase.db.connect(tmp_path / "a.db") as database:
         for k in range(2):
             database.write(bulk("Cu"), run=k, data={"overlap": 1j, "levels": np.arange(20.0)})
-    converted = molflt("convert", "--quiet", tmp_path / "a.db", tmp_path / "a.lmdb")
-    assert converted.status == 0
+    converted = molflt("convert", "--quiet", tmp_path / "a.db", tmp_path / "a.lmdb", status=0)
     assert converted.err.count("no place for info 'overlap' (2 structures, first:") == 1
     found = [to_atoms(data).info for data in open_dataset(tmp_path / "a.lmdb")]
     assert [info["run"] for info in found] == [0, 1]
@@ -162,8 +159,7 @@ def test_layers_in_every_command_that_reads_data(molflt, model_path, layers, mak
         ("convert", layers, tmp_path / "c.lmdb"),
     ]
     for command in commands:
-        refused = molflt(*command)
-        assert refused.status == 2, command
+        refused = molflt(*command, status=2)
         assert "--tags layers" in refused.err, command
         read = molflt(*command, "--tags", "layers")
         # Whether a model of a few steps passes is no matter here.
@@ -197,15 +193,13 @@ def test_all_bad_records_are_named_or_skipped(suffix, molflt, model_path, tmp_pa
         _lmdb(source, *({"pos": np.zeros((4, 3)) if k % 2 else None} if k in bad else {} for k in range(15)))
     else:
         source.write_text("".join("C(\n" if k in bad else "O\n" for k in range(15)), encoding="utf-8")
-    refused = molflt("predict", model_path, source, "-o", out)
-    assert refused.status == 2
+    refused = molflt("predict", model_path, source, "-o", out, status=2)
     assert "13 of 15 structures cannot be used" in refused.err
     assert "and 3 more" in refused.err
     assert all(f"{source}#{k}" in refused.err for k in bad[:10])
     assert f"{source}#{bad[10]}" not in refused.err
     assert not out.exists()
-    done = molflt("predict", model_path, source, "-o", out, "--on-error", "skip")
-    assert done.status == 0
+    done = molflt("predict", model_path, source, "-o", out, "--on-error", "skip", status=0)
     assert "13 of 15 structures were skipped" in done.err
     assert [k for k, row in enumerate(rows_of(out)) if row["error"]] == bad
     # A file of structures has no place for those that failed.
@@ -217,8 +211,7 @@ def test_all_bad_records_are_named_or_skipped(suffix, molflt, model_path, tmp_pa
 def test_ions_are_refused_with_the_option_that_takes_them(molflt, model_path, tmp_path):
     source = _lmdb(tmp_path / "some.lmdb", {"charge": 0, "spin": 1}, {"charge": np.array([1.0])})
     for command in (("predict",), ("evaluate", "--no-report")):
-        refused = molflt(*command, model_path, source)
-        assert refused.status == 2, command
+        refused = molflt(*command, model_path, source, status=2)
         for text in (f"{source}#1: ", "'charge' is [1.0] (", "--allow-charged"):
             assert text in refused.err
         assert molflt(*command, model_path, source, "--allow-charged").status == 0

@@ -46,18 +46,19 @@ def train(molflt, folder, tmp_path, monkeypatch):
     """Train on the crystals; reports, of evaluations too, go without the suite of invariances."""
     monkeypatch.setattr("molflt.report.model.run_suite", lambda *arguments, **options: [])
 
-    def run(*options):
+    def run(*options, **status):
         (tmp_path / "c.yaml").write_text(molflt("config", "tiny").out, encoding="utf-8")
         data = (f"data.train={folder / 'train.extxyz'}", f"data.val={folder / 'val.extxyz'}")
         labels = ("data.label=E", "data.unit=kcal/mol", "data.force_unit=eV/Å")
-        return molflt("train", tmp_path / "c.yaml", "--out", tmp_path / "run", *data, *labels, *SMALL, *options)
+        return molflt(
+            "train", tmp_path / "c.yaml", "--out", tmp_path / "run", *data, *labels, *SMALL, *options, **status
+        )
 
     return run
 
 
 def test_units_forces_and_reports(train, molflt, folder, tmp_path):
-    result = train("loss.force_weight=5")
-    assert result.status == 0, result
+    result = train("loss.force_weight=5", status=0)
     assert "forces" in result.out
     run, val = tmp_path / "run", folder / "val.extxyz"
     # The label, its unit and that forces were trained are known to the model file.
@@ -71,8 +72,7 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
     assert wrong["energy_mae"] != pytest.approx(content["energy_mae"], rel=0.1)
     small = json.loads(molflt("evaluate", run, val, "--force-unit", "meV/Å", "--json").out)
     assert small["force_rms"] == pytest.approx(content["force_rms"] / 1000)
-    missing = molflt("evaluate", run, val, "--label", "U0")
-    assert missing.status == 2
+    missing = molflt("evaluate", run, val, "--label", "U0", status=2)
     assert "have no label 'U0'" in missing.err
     assert "E, forces" in missing.err
     # An evaluation leaves its report beside the model; a report that was asked for is not replaced unasked.
@@ -83,8 +83,7 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
     assert molflt("evaluate", run, val, "--overwrite").status == 0
     assert sorted(path.name for path in run.glob("report-*")) == ["report-val-2.html", "report-val.html"]
     assert (run / "report-val.html").read_bytes() != first
-    again = molflt("evaluate", run, val, "--report", run / "report.html")
-    assert again.status == 2
+    again = molflt("evaluate", run, val, "--report", run / "report.html", status=2)
     assert "--overwrite" in again.err
     # Predicted forces stand beside the structures.
     out = tmp_path / "out.extxyz"
@@ -98,8 +97,7 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
 
 
 def test_an_ensemble(train, molflt, folder, tmp_path):
-    result = train("ensemble=2", "trainer.keep_last=2", "trainer.max_epochs=2")
-    assert result.status == 0, result
+    train("ensemble=2", "trainer.keep_last=2", "trainer.max_epochs=2", status=0)
     run, val, out = tmp_path / "run", folder / "val.extxyz", tmp_path / "out.csv"
     page = (run / "report.html").read_text(encoding="utf-8")
     assert f"{run}, ensemble of 2, energy" in page
@@ -164,10 +162,8 @@ def test_average_of_what_is_not_of_one_run(model_path, loaded, tmp_path):
 
 def test_convert_reads_a_label_in_its_unit(molflt, folder, tmp_path):
     out = tmp_path / "a.lmdb"
-    result = molflt(
-        "convert", folder / "val.extxyz", out, "--label", "E", "--unit", "kcal/mol", "--force-unit", "eV/Å"
-    )
-    assert result.status == 0, result
+    labels = ("--label", "E", "--unit", "kcal/mol", "--force-unit", "eV/Å")
+    molflt("convert", folder / "val.extxyz", out, *labels, status=0)
     frames, structures = ase.io.read(folder / "val.extxyz", ":"), open_dataset(out)
     for atoms, data in zip(frames, structures, strict=True):
         assert float(data.energy) == pytest.approx(atoms.info["E"] / KCAL, rel=1e-7)
@@ -181,7 +177,6 @@ def test_a_report_that_cannot_be_written_spoils_no_evaluation(molflt, model_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("molflt.report.model.evaluation_report", full)
-    result = molflt("evaluate", tmp_path / "model.safetensors", tiny_data / "other.lmdb")
-    assert result.status == 0
+    result = molflt("evaluate", tmp_path / "model.safetensors", tiny_data / "other.lmdb", status=0)
     assert "MAE" in result.out
     assert "No space left" in result.err

@@ -44,7 +44,7 @@ def test_evaluate(molflt, model_path, tiny_data, loaded):
 
 
 def test_evaluate_one_structure_of_several(molflt, model_path, val_set, tmp_path):
-    """What is left out is said; a deviation of nothing is neither printed nor written as NaN."""
+    """The structure left out is named; a deviation of nothing is neither printed nor written as NaN."""
     records = [to_record(val_set[k]) for k in (1, 2)]
     records[1]["pos"] = records[1]["pos_relaxed"] = 0 * np.asarray(records[1]["pos"])
     write_lmdb(tmp_path / "two.lmdb", records, progress=False)
@@ -65,8 +65,7 @@ def test_evaluate_reads_the_real_oc20_samples(name, molflt, model_path):
     root = os.environ.get("MOLFLT_DATA")
     if not root or not (Path(root) / "oc20_is2re" / name).exists():
         pytest.skip("MOLFLT_DATA does not name a folder with oc20_is2re: the real OC20 samples are not tested")
-    result = molflt("evaluate", model_path, Path(root) / "oc20_is2re" / name, "--json")
-    assert result.status == 0, result
+    result = molflt("evaluate", model_path, Path(root) / "oc20_is2re" / name, "--json", status=0)
     content = json.loads(result.out)
     assert content["n"] == 5
     assert math.isfinite(content["energy_mae"])
@@ -89,14 +88,12 @@ def test_predict_prints_numbers_and_names(molflt, model_path, tiny_run, tiny_dat
 @pytest.mark.parametrize("suffix", [".csv", ".extxyz", ".npz"])
 def test_predict_to_a_file(suffix, molflt, model_path, tiny_data, tmp_path):
     path = tmp_path / f"out{suffix}"
-    result = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", path)
-    assert result.status == 0
+    result = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", path, status=0)
     first, second = result.out.strip().splitlines()
     assert first == f"10 energies (y_relaxed, eV) in {path}"
     assert second.startswith("far field by ")
     content = path.read_bytes()
-    again = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", path)
-    assert again.status == 2
+    again = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", path, status=2)
     assert "--overwrite" in again.err
     assert path.read_bytes() == content
     assert molflt("predict", model_path, tiny_data / "other.lmdb", "-o", path, "--overwrite").status == 0
@@ -105,8 +102,7 @@ def test_predict_to_a_file(suffix, molflt, model_path, tiny_data, tmp_path):
 
 def test_info_on_a_model(molflt, tiny_run, loaded):
     for path in (tiny_run / "best.safetensors", tiny_run):
-        result = molflt("info", path)
-        assert result.status == 0
+        result = molflt("info", path, status=0)
         assert f"parameters: {loaded.model.n_parameters()}" in result.out
         assert "target: y_relaxed" in result.out
         content = json.loads(molflt("info", path, "--json").out)
@@ -127,8 +123,7 @@ def test_info_on_one_member(molflt, two, tmp_path):
 
 
 def test_info_on_data(molflt, tiny_data):
-    result = molflt("info", tiny_data / "val.lmdb")
-    assert result.status == 0
+    result = molflt("info", tiny_data / "val.lmdb", status=0)
     assert "structures: 10" in result.out
     content = json.loads(molflt("info", tiny_data / "val.lmdb", "--json").out)
     data = open_dataset(tiny_data / "val.lmdb")
@@ -173,16 +168,14 @@ def test_convert_there_and_back(molflt, model_path, val_set, tmp_path):
         atoms.calc, atoms.info = None, {}
         ase.io.write(structure_files / f"{i}.extxyz", atoms)
     target = tmp_path / "out.lmdb"
-    result = molflt("convert", structure_files, target)
-    assert result.status == 0, result
+    result = molflt("convert", structure_files, target, status=0)
     assert result.out.strip() == f"6 structures in {target}"
     first, second = (molflt("predict", model_path, path).out for path in (structure_files, target))
     assert [line.split()[0] for line in first.splitlines()] == [line.split()[0] for line in second.splitlines()]
     assert molflt("convert", structure_files, target).status == 2
     assert molflt("convert", structure_files, target, "--overwrite").status == 0
     for arguments in ([structure_files], [structure_files, tmp_path / "out.txt"], [target]):
-        refused = molflt("convert", *arguments)
-        assert refused.status == 2
+        refused = molflt("convert", *arguments, status=2)
         assert "OUT.lmdb" in refused.err
 
 

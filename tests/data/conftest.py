@@ -1,4 +1,4 @@
-"""What the tests of molflt.data share."""
+"""Records, structures and files for the tests of molflt.data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 from torch_geometric.data import Data
 
+from molflt.data.dataset import StructureDataset
+from molflt.data.open import open_dataset
+from molflt.data.reading import ReadOptions
 from molflt.data.record import to_data
+from molflt.errors import InputError
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Callable[[str], Path]:
-    """Where a file or folder of real data lies: ``real_data(name)``; without it the test is skipped."""
+    """Find a file or folder of real data: ``real_data(name)``; without it the test is skipped."""
 
     def find(name: str) -> Path:
         path = Path(os.environ.get("MOLFLT_DATA") or "nowhere", name)
@@ -66,3 +70,26 @@ def make_record() -> Callable[..., dict[str, Any]]:
 def make_structure() -> Callable[..., Data]:
     """Factory of structures: ``make_structure(seed, n_atoms)``."""
     return lambda seed=0, n_atoms=5: to_data(_record(seed, n_atoms), f"structure {seed}")
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., StructureDataset]:
+    """The structures of a file with this content, text in UTF-8: ``read(name, content, **options)``."""
+
+    def read(name: str, content: str | bytes, **options: Any) -> StructureDataset:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return open_dataset(path, ReadOptions(**options))
+
+    return read
+
+
+@pytest.fixture
+def refused(read: Callable[..., StructureDataset]) -> Callable[..., None]:
+    """Reading such a file ends in an error that matches: ``refused(name, content, message, **options)``."""
+
+    def refused(name: str, content: str | bytes, message: str, **options: Any) -> None:
+        with pytest.raises(InputError, match=message):
+            read(name, content, **options)
+
+    return refused

@@ -47,24 +47,17 @@ def _noise(name: str) -> bytes:
 def archive_of(content: bytes, url: str, **changes: Any) -> Archive:
     """A catalogue entry for this content."""
     values: dict[str, Any] = {
-        "name": "oc20-is2re",
-        "title": "a small one",
-        "url": url,
-        "md5": hashlib.md5(content, usedforsecurity=False).hexdigest(),
-        "size": len(content),
-        "unpacked": 60_000,
-        "folder": "is2res",
-        "splits": dict.fromkeys(SPLITS, 10),
-        "licence": "CC-BY-4.0",
-        "page": "https://example.org",
-        **changes,
-    }
+        "name": "oc20-is2re", "title": "a small one", "url": url,
+        "md5": hashlib.md5(content, usedforsecurity=False).hexdigest(), "size": len(content), "unpacked": 60_000,
+        "folder": "is2res", "splits": dict.fromkeys(SPLITS, 10), "licence": "CC-BY-4.0",
+        "page": "https://example.org", **changes,
+    }  # fmt: skip
     return Archive(**values)
 
 
 @dataclass
 class Server:
-    """What the server does; ``replies`` are used up one by one, then it is honest."""
+    """State of the server; ``replies`` are used up one by one, then it is honest."""
 
     content: bytes
     address: str = ""

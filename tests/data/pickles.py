@@ -33,7 +33,7 @@ def in_tensor(storage: bytes, **geometry: Any) -> bytes:
 
 
 def legacy_save(value: object, **options: Any) -> bytes:
-    """What ``torch.save`` writes, without zip."""
+    """Save as ``torch.save`` does without zip."""
     stream = io.BytesIO()
     torch.save(value, stream, **{"_use_new_zipfile_serialization": False, **options})
     return stream.getvalue()

@@ -1,16 +1,14 @@
 """Batches by an atom budget."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.fabric.utilities.data import _set_sampler_epoch
 from torch.utils.data import DataLoader
 
 from molflt.data.batch import AtomBudgetSampler, StructureCollater, collate
@@ -20,20 +18,20 @@ from molflt.errors import InputError
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=120)
 
 
-def _batches(sampler: AtomBudgetSampler, epoch: int = 0) -> list[list[int]]:
+def _batches(sampler, epoch=0):
     sampler.set_epoch(epoch)
     batches = list(sampler)
     assert len(batches) == len(sampler)
     return batches
 
 
-def _within_budget(batch: list[int], sizes: list[int], max_atoms: int) -> bool:
+def _within_budget(batch, sizes, max_atoms):
     return len(batch) == 1 or len(batch) * max(sizes[k] for k in batch) <= max_atoms
 
 
 @given(sizes=SIZES, max_atoms=st.integers(1, 150), n_ranks=st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
-def test_training_batches(sizes: list[int], max_atoms: int, n_ranks: int) -> None:
+def test_training_batches(sizes, max_atoms, n_ranks):
     if len(sizes) < n_ranks:
         with pytest.raises(InputError, match="ranks"):
             AtomBudgetSampler(sizes, max_atoms, shuffle=True, seed=1, n_ranks=n_ranks)
@@ -61,7 +59,7 @@ def test_training_batches(sizes: list[int], max_atoms: int, n_ranks: int) -> Non
 
 @given(sizes=SIZES, max_atoms=st.integers(1, 150), n_ranks=st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
-def test_evaluation_batches(sizes: list[int], max_atoms: int, n_ranks: int) -> None:
+def test_evaluation_batches(sizes, max_atoms, n_ranks):
     shares = [
         _batches(AtomBudgetSampler(sizes, max_atoms, shuffle=False, seed=1, rank=r, n_ranks=n_ranks))
         for r in range(n_ranks)
@@ -80,7 +78,7 @@ def test_evaluation_batches(sizes: list[int], max_atoms: int, n_ranks: int) -> N
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_epochs_differ_and_seeds_repeat() -> None:
+def test_epochs_differ_and_seeds_repeat():
     sizes = np.random.default_rng(0).integers(10, 60, size=400)
     sampler = AtomBudgetSampler(sizes, 600, shuffle=True, seed=3)
     first, second = _batches(sampler, 0), _batches(sampler, 1)
@@ -92,7 +90,7 @@ def test_epochs_differ_and_seeds_repeat() -> None:
     assert _batches(AtomBudgetSampler(sizes, 600, shuffle=True, seed=4), 0) != first
 
 
-def test_buckets_use_the_budget() -> None:
+def test_buckets_use_the_budget():
     sizes = np.random.default_rng(0).integers(4, 24, size=6000)
     sampler = AtomBudgetSampler(sizes, 500, shuffle=True, seed=0)
     fewest = sizes.sum() / 500
@@ -102,31 +100,20 @@ def test_buckets_use_the_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "options"),
-    [
-        ([], {}),
-        ([3, 0], {}),
-        ([3], {"max_atoms": 0}),
-        ([3], {"rank": 1}),
-        ([3], {"n_ranks": 0}),
-    ],
+    ("sizes", "options"), [([], {}), ([3, 0], {}), ([3], {"max_atoms": 0}), ([3], {"rank": 1}), ([3], {"n_ranks": 0})]
 )
-def test_impossible_batches_are_refused(sizes: list[int], options: dict[str, Any]) -> None:
-    with pytest.raises(InputError):
-        collate([])
+def test_impossible_batches_are_refused(sizes, options):
     with pytest.raises(InputError):
         AtomBudgetSampler(sizes, **{"max_atoms": 10, "shuffle": False, "seed": 0, **options})
 
 
-def test_lightning_finds_set_epoch() -> None:
-    from lightning.fabric.utilities.data import _set_sampler_epoch
-
+def test_lightning_finds_set_epoch():
     sampler = AtomBudgetSampler([1, 2, 3], 3, shuffle=True, seed=0)
     _set_sampler_epoch(DataLoader([1, 2, 3], batch_sampler=sampler), 5)
     assert sampler.epoch == 5
 
 
-def test_edges_count_through_the_batch(make_structure: Any) -> None:
+def test_edges_count_through_the_batch(make_structure):
     structures = [make_structure(seed, n) for seed, n in enumerate((3, 5, 4))]
     batch = StructureCollater(5.0)(structures)
     receiver, sender = batch.edge_index
@@ -144,15 +131,17 @@ def test_edges_count_through_the_batch(make_structure: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["y_relaxed", "positions_relaxed"])
-def test_a_label_of_some_structures_only_is_an_error(make_structure: Any, field: str) -> None:
+def test_a_label_of_some_structures_only_is_an_error(make_structure, field):
     structures = [make_structure(seed) for seed in range(3)]
     assert field in collate(structures)
     del structures[1][field]
     with pytest.raises(InputError, match=f"'{field}'.*structure 1"):
         collate(structures)
+    with pytest.raises(InputError):
+        collate([])
 
 
-def test_text_of_some_structures_only_is_left_out(make_structure: Any) -> None:
+def test_text_of_some_structures_only_is_left_out(make_structure):
     structures = [make_structure(seed) for seed in range(2)]
     structures[1].adsorbate = "CO"
     assert "adsorbate" not in collate(structures)

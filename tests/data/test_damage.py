@@ -1,9 +1,5 @@
 """Damaged files of every text format give what was written, or an error with a line: nothing is lost in silence."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from molflt.data.dataset import ListDataset
@@ -12,7 +8,7 @@ pytest.importorskip("pymatgen")
 from scripts.hardening import damage
 
 
-def test_nothing_is_lost_or_changed_in_silence() -> None:
+def test_nothing_is_lost_or_changed_in_silence():
     outcomes, found = damage.find(0, 500)
     assert found == []
     assert outcomes["same"] > 150
@@ -20,16 +16,16 @@ def test_nothing_is_lost_or_changed_in_silence() -> None:
 
 
 @pytest.mark.slow
-def test_nor_in_twenty_thousand_files() -> None:
+def test_nor_in_twenty_thousand_files():
     assert damage.find(100_000, 20_000, workers=2)[1] == []
 
 
 @pytest.mark.parametrize("spoilt", ["lost", "moved", "unlabelled"])
-def test_what_is_lost_is_found(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_found(spoilt, monkeypatch):
     """A reader that takes most of a damaged file is found out; of the undamaged file it takes everything."""
     read = damage.open_dataset
 
-    def careless(path: Any, **options: Any) -> ListDataset:
+    def careless(path, **options):
         structures = [read(path, **options)[k] for k in range(len(read(path, **options)))]
         if path.parent.name == "damaged" and spoilt == "lost":
             structures.pop()

@@ -1,72 +1,59 @@
 """From nothing to splits, whatever happens in between."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from molflt.data.fetch import obtain as module
-from molflt.data.fetch.catalogue import OC20_IS2RE, Archive, Splits, commands, find_splits, missing_splits
-from molflt.data.fetch.obtain import Plan, make_plan, obtain, present_splits
+from molflt.data.fetch.catalogue import OC20_IS2RE, Splits, commands, find_splits, missing_splits
+from molflt.data.fetch.obtain import make_plan, obtain, present_splits
 from molflt.errors import InputError
 from molflt.training.config_file import load_config
-from tests.data.fetch_server import SPLITS, Handler, Reply, Server, archive_of, good_tar, serving
+from tests.data.fetch_server import SPLITS, Handler, archive_of, good_tar, serving
 
 CONTENT = good_tar()
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server():
     with serving(CONTENT) as owner:
         yield owner
 
 
 @pytest.fixture
-def archive(server: Server) -> Archive:
+def archive(server):
     return archive_of(CONTENT, server.url)
 
 
-def run(plan: Plan) -> tuple[Splits, list[str]]:
-    said: list[str] = []
+def run(plan):
+    said = []
     return obtain(plan, said.append, sleep=lambda seconds: None), said
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_all_of_it(archive: Archive, server: Server, tmp_path: Path) -> None:
+def test_all_of_it(archive, server, tmp_path):
     folder = tmp_path / "new" / "oc20"
     server.replies = [lambda handler: handler.honest(3000)]
-    splits, said = run(make_plan(archive, folder))
+    plan, later = (make_plan(archive, folder) for _ in range(2))
+    splits, said = run(plan)
     assert names(folder) == ["is2res"]
     assert said[0].startswith("downloaded ")
     assert said[1:] == ["checksum is right", f"unpacked in {folder / 'is2res'}"]
-    assert list(splits.train) == ["10k", "all"]
-    assert list(splits.val) == ["id", "ood_ads"]
-    assert list(splits.test) == ["id"]
+    assert (list(splits.train), list(splits.val), list(splits.test)) == (["10k", "all"], ["id", "ood_ads"], ["id"])
     assert splits.val["id"] == folder / "is2res" / "data" / "is2re" / "all" / "val_id" / "data.lmdb"
-    # a second time, nothing is asked of the server
+    # A second time, nothing is asked of the server, also by a fetch that made its plan while the first was at work.
     asked = len(server.requests)
     assert present_splits(make_plan(archive, folder)) == splits
+    assert run(later) == (splits, [])
     assert len(server.requests) == asked
 
 
-def test_another_fetch_that_ends_in_between_has_done_it(archive: Archive, server: Server, tmp_path: Path) -> None:
-    """The second made its plan while the first was at work, and begins when the first has ended."""
-    plan = make_plan(archive, tmp_path)
-    splits, _ = run(make_plan(archive, tmp_path))
-    assert run(plan) == (splits, [])
-    assert len(server.requests) == 1
-
-
-def test_the_archive_is_kept_when_asked_for(archive: Archive, server: Server, tmp_path: Path) -> None:
+def test_the_archive_is_kept_when_asked_for(archive, server, tmp_path):
     run(make_plan(archive, tmp_path, keep=True))
     assert names(tmp_path) == ["data.tar.gz", "is2res"]
     shutil.rmtree(tmp_path / "is2res")
@@ -79,11 +66,11 @@ def test_the_archive_is_kept_when_asked_for(archive: Archive, server: Server, tm
 WRONG = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
 
 
-def wrong_in_full(handler: Handler) -> None:
+def wrong_in_full(handler):
     handler.answer(200, {"Content-Length": str(len(WRONG))}, WRONG)
 
 
-def too_short(handler: Handler) -> None:
+def too_short(handler):
     handler.answer(200, {"Content-Length": str(len(CONTENT) - 10)}, CONTENT)
 
 
@@ -92,9 +79,7 @@ def too_short(handler: Handler) -> None:
     [(b"", wrong_in_full), (b"", too_short), (b"rubbish", Handler.honest), (WRONG, Handler.honest)],
     ids=["wrong", "too short", "resumed from a wrong beginning", "wrong and complete"],
 )
-def test_wrong_content_is_removed_and_fetched_anew(
-    here: bytes, reply: Reply, archive: Archive, server: Server, tmp_path: Path
-) -> None:
+def test_wrong_content_is_removed_and_fetched_anew(here, reply, archive, server, tmp_path):
     server.replies = [reply]
     if here:
         make_plan(archive, tmp_path).part.write_bytes(here)
@@ -107,7 +92,7 @@ def test_wrong_content_is_removed_and_fetched_anew(
     assert names(tmp_path) == ["is2res"]
 
 
-def test_an_archive_from_elsewhere(archive: Archive, server: Server, tmp_path: Path) -> None:
+def test_an_archive_from_elsewhere(archive, server, tmp_path):
     file = tmp_path / "by hand.tar.gz"
     file.write_bytes(CONTENT[:100])
     with pytest.raises(InputError, match=r"by hand.tar.gz: damaged, incomplete.*checksum.*\.part"):
@@ -121,10 +106,8 @@ def test_an_archive_from_elsewhere(archive: Archive, server: Server, tmp_path: P
     assert not server.requests
 
 
-def test_an_interrupted_unpacking_needs_no_network(
-    archive: Archive, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*arguments: Any) -> None:
+def test_an_interrupted_unpacking_needs_no_network(archive, server, tmp_path, monkeypatch):
+    def stop(*arguments):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -138,22 +121,20 @@ def test_an_interrupted_unpacking_needs_no_network(
     assert names(tmp_path) == ["is2res"]
 
 
-def test_an_archive_without_a_split(server: Server, tmp_path: Path) -> None:
+def test_an_archive_without_a_split(server, tmp_path):
     server.content = good_tar(SPLITS[:-1])
     with pytest.raises(InputError, match=r"has no data for all/test_id; "):
         run(make_plan(archive_of(server.content, server.url), tmp_path))
 
 
-def test_an_incomplete_folder_is_not_taken_for_the_data(archive: Archive, tmp_path: Path) -> None:
-    file = tmp_path / "is2res" / "data" / "is2re" / "10k" / "train" / "data.lmdb"
-    file.parent.mkdir(parents=True)
-    file.write_bytes(b"x")
+def test_an_incomplete_folder_is_not_taken_for_the_data(archive, tmp_path):
+    make_files(tmp_path / "is2res", ["10k/train"])
     with pytest.raises(InputError, match=r"no data for all/train, all/val_id, all/val_ood_ads, all/test_id; "):
         present_splits(make_plan(archive, tmp_path))
 
 
 @pytest.mark.parametrize("free", [0, 1])
-def test_space(free: int, archive: Archive, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space(free, archive, server, tmp_path, monkeypatch):
     usage = type(shutil.disk_usage(tmp_path))
     exactly = archive.size + archive.unpacked
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(0, 0, exactly - 1 + free))
@@ -173,7 +154,7 @@ def test_space(free: int, archive: Archive, server: Server, tmp_path: Path, monk
     assert f"{plan.needed / 1024:.0f} KiB needed, " in plan.describe()
 
 
-def test_a_plan_writes_nothing_and_says_it_all(tmp_path: Path) -> None:
+def test_a_plan_writes_nothing_and_says_it_all(tmp_path):
     text = make_plan(OC20_IS2RE, tmp_path / "a" / "b").describe()
     assert all(part in text for part in ("8.1 GiB", "97.0 GiB", "105 GiB needed", "CC-BY-4.0", OC20_IS2RE.url))
     assert "removed after unpacking" in text
@@ -181,7 +162,7 @@ def test_a_plan_writes_nothing_and_says_it_all(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_mistakes(archive: Archive, tmp_path: Path) -> None:
+def test_mistakes(archive, tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"x")
     for arguments, message in (
@@ -191,10 +172,10 @@ def test_mistakes(archive: Archive, tmp_path: Path) -> None:
         ({"folder": tmp_path, "local": file, "url": archive.url}, "not both"),
     ):
         with pytest.raises(InputError, match=message):
-            make_plan(archive, **arguments)  # type: ignore[arg-type]
+            make_plan(archive, **arguments)
 
 
-def test_two_at_once(archive: Archive, server: Server, tmp_path: Path) -> None:
+def test_two_at_once(archive, server, tmp_path):
     fcntl = pytest.importorskip("fcntl")
     handle = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -207,14 +188,14 @@ def test_two_at_once(archive: Archive, server: Server, tmp_path: Path) -> None:
     run(make_plan(archive, tmp_path))
 
 
-def make_files(root: Path, splits: tuple[str, ...], content: bytes = b"x") -> None:
+def make_files(root, splits, content=b"x"):
     for split in splits:
         file = root / "data" / "is2re" / split / "data.lmdb"
         file.parent.mkdir(parents=True)
         file.write_bytes(content)
 
 
-def test_splits_of_the_real_layout(tmp_path: Path) -> None:
+def test_splits_of_the_real_layout(tmp_path):
     make_files(tmp_path / "full", tuple(OC20_IS2RE.splits))
     splits = find_splits(tmp_path / "full")
     assert missing_splits(splits, OC20_IS2RE.splits) == []
@@ -227,10 +208,9 @@ def test_splits_of_the_real_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["oc20", "a b", "it's", 'with "quotes"', "a: b, {c} [d]", "#x", "$HOME", "ä=b", "-x", "*"],
+    "name", ["oc20", "a b", "it's", 'with "quotes"', "a: b, {c} [d]", "#x", "$HOME", "ä=b", "-x", "*"]
 )
-def test_the_commands_can_be_pasted(name: str, tmp_path: Path) -> None:
+def test_the_commands_can_be_pasted(name, tmp_path):
     """Through the shell's quoting and through YAML, the paths are what they were."""
     root = tmp_path / name
     make_files(root, tuple(OC20_IS2RE.splits))

@@ -1,7 +1,5 @@
 """Files are complete or absent, and a lock ends with its process, however that dies."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
@@ -12,7 +10,8 @@ import pytest
 
 from molflt import files
 from molflt.errors import InputError
-from molflt.files import alone, atomic_file, is_leftover, lock, remove_leftovers, sole_writer
+from molflt.files import alone, atomic_file, is_leftover, remove_leftovers, sole_writer
+from tests.conftest import REPOSITORY
 
 HOLD = """
 import sys
@@ -25,7 +24,7 @@ with alone(Path(sys.argv[1]), "busy"), atomic_file(Path(sys.argv[1], "a.txt")) a
 """
 
 
-def test_a_process_that_is_killed_leaves_its_lock_and_the_old_file(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_leaves_its_lock_and_the_old_file(tmp_path):
     (tmp_path / "a.txt").write_text("old", encoding="utf-8")
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -47,19 +46,8 @@ def test_a_process_that_is_killed_leaves_its_lock_and_the_old_file(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_the_file_itself_is_locked_and_stays_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "shard"
-    path.write_bytes(b"content")
-    with open(path, "r+b") as first, open(path, "r+b") as second:
-        assert lock(first.fileno())
-        assert not lock(second.fileno())
-    with open(path, "r+b") as third:
-        assert lock(third.fileno())
-    assert path.read_bytes() == b"content"
-
-
-def test_without_locks_there_is_nothing_to_wait_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
+def test_without_locks_there_is_nothing_to_wait_for(tmp_path, monkeypatch):
+    def refuse(*_, **__):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files, "lock_descriptor", refuse)
@@ -84,7 +72,7 @@ for _ in range(40):
 """
 
 
-def test_a_claim_keeps_others_out_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_claim_keeps_others_out_and_leaves_nothing(tmp_path):
     """Also while claims are given up and taken anew, each of which removes and makes the file that is locked."""
     log = tmp_path / "log"
     processes = [subprocess.Popen([sys.executable, "-c", HURRY, str(tmp_path / "new"), str(log)]) for _ in range(3)]
@@ -94,7 +82,7 @@ def test_a_claim_keeps_others_out_and_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "new").glob("*")) == []
 
 
-def test_what_is_claimed(tmp_path: Path) -> None:
+def test_each_file_and_part_has_its_claim(tmp_path):
     path = tmp_path / "a.csv"
     (tmp_path / ".a.csv.lock").write_text("of a killed process", encoding="utf-8")
     with sole_writer(path):
@@ -111,7 +99,7 @@ def test_what_is_claimed(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_is_made_for_who_is_alone_in_it_and_goes_if_it_stays_empty(tmp_path: Path) -> None:
+def test_a_folder_is_made_for_who_is_alone_in_it_and_goes_if_it_stays_empty(tmp_path):
     folder = tmp_path / "new" / "run"
     with alone(folder, "busy"):
         with pytest.raises(InputError, match=f"^{folder}: busy$"), alone(folder, "busy"):
@@ -125,7 +113,7 @@ def test_a_folder_is_made_for_who_is_alone_in_it_and_goes_if_it_stays_empty(tmp_
     assert list(folder.iterdir()) == []
 
 
-def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
+def test_an_error_leaves_the_old_file(tmp_path):
     path = tmp_path / "new folder" / "a.txt"
     with pytest.raises(IndexError), atomic_file(path) as file:
         file.write_text(["half"][1], encoding="utf-8")
@@ -139,12 +127,10 @@ def test_an_error_leaves_the_old_file(tmp_path: Path) -> None:
     assert caught.value.filename == str(path)
 
 
-def test_no_file_of_our_own_is_named_where_nothing_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_file_of_our_own_is_named_where_nothing_can_be_written(tmp_path, monkeypatch):
     """A disk that is read-only refuses also to remove what is not there."""
 
-    def read_only(self: Path, missing_ok: bool = False) -> None:
+    def read_only(self, missing_ok=False):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
 
     monkeypatch.setattr(Path, "unlink", read_only)
@@ -152,3 +138,14 @@ def test_no_file_of_our_own_is_named_where_nothing_can_be_written(
     with pytest.raises(OSError, match="Read-only") as caught, atomic_file(path) as temporary:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(temporary))
     assert caught.value.filename == str(path)
+
+
+def test_bundled_data_are_found_by_name(monkeypatch, tmp_path):
+    """A clone reads its own; an installation without data says so."""
+    assert files.resolve_path("bundled:fg/val.lmdb") == REPOSITORY / "data" / "fg" / "val.lmdb"
+    assert files.resolve_path("some/path") == Path("some/path")
+    with pytest.raises(InputError, match=r"bundled:fg/test\.lmdb: no such file.*bundled:fg/train\.lmdb"):
+        files.resolve_path("bundled:fg/test.lmdb")
+    monkeypatch.setattr(files, "_FOLDERS", (tmp_path / "data_sets", tmp_path / "data"))
+    with pytest.raises(InputError, match=r"bundled:fg/val\.lmdb: .*no bundled data.*install molflt again"):
+        files.resolve_path("bundled:fg/val.lmdb")

@@ -1,10 +1,6 @@
-"""What stands for the objects of a record's pickle believes nothing it is told."""
-
-from __future__ import annotations
+"""The objects that stand for those of a record's pickle believe nothing they are told."""
 
 import pickle
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,13 +25,13 @@ RAW = np.arange(6.0).tobytes()
 
 
 @pytest.fixture(autouse=True)
-def plenty() -> Iterator[None]:
+def plenty():
     """Bytes to copy."""
     with allowance(10_000):
         yield
 
 
-def _array(*state: object) -> np.ndarray:
+def _array(*state):
     array = InertArray()
     array.__setstate__(state)
     assert array.value is not None
@@ -79,18 +75,15 @@ def _array(*state: object) -> np.ndarray:
         (lambda: sizes_of(8, "it"), "not a short tuple"),
     ],
 )
-def test_refused(make: Callable[[], Any], message: str) -> None:
+def test_refused(make, message):
     with pytest.raises(pickle.UnpicklingError, match=message):
         make()
 
 
-def test_what_is_plain_is_read() -> None:
+def test_plain_values_are_read():
     assert Latin1("é", "latin1") == b"\xe9"
     assert InertMapping([("a", 1)]) == {"a": 1}
     assert natural((1 << 62) - 1, "it") == (1 << 62) - 1
     assert sizes_of([1] * 8, "it") == (1,) * 8
-
-
-def test_a_boolean_is_zero_or_one() -> None:
-    read = _array(1, (3,), InertDtype("?"), False, b"\x00\x01\x07")
-    assert read.view(np.uint8).tolist() == [0, 1, 1]
+    # a boolean is zero or one
+    assert _array(1, (3,), InertDtype("?"), False, b"\x00\x01\x07").view(np.uint8).tolist() == [0, 1, 1]

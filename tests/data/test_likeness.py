@@ -1,10 +1,7 @@
 """Structures that two sets share: turned, wrapped, reordered and shaken copies are found, and no others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 
 from molflt.data.ase import from_atoms
@@ -20,12 +17,12 @@ def sketches(structures: ListDataset) -> Sketches:
     return rows.facts().sketches(np.arange(len(structures)))
 
 
-def found(known: list[Atoms], asked: list[Atoms]) -> list[tuple[int, int]]:
+def found(known, asked):
     first, second = (ListDataset([from_atoms(atoms, "x") for atoms in some]) for some in (known, asked))
     return alike(sketches(first), sketches(second), first, second)
 
 
-def _structures(n: int) -> list[Atoms]:
+def _structures(n):
     found = []
     for k in range(n):
         if k % 2:
@@ -39,7 +36,7 @@ def _structures(n: int) -> list[Atoms]:
     return found
 
 
-def _copy(atoms: Atoms, random: np.random.Generator, shake: float) -> Atoms:
+def _copy(atoms, random, shake):
     """Turned, moved, wrapped and reordered, by any of an infinite number of ways."""
     turned = atoms[random.permutation(len(atoms))]
     turned.positions += random.normal(size=(len(atoms), 3)) * shake / np.sqrt(3)
@@ -52,7 +49,7 @@ def _copy(atoms: Atoms, random: np.random.Generator, shake: float) -> Atoms:
 
 
 @pytest.mark.parametrize("shake", [0.0, 0.005])
-def test_copies_are_found_and_nothing_else(shake: float) -> None:
+def test_copies_are_found_and_nothing_else(shake):
     random = np.random.default_rng(0)
     structures = _structures(48)
     assert found(structures[:24], structures[24:]) == []
@@ -65,7 +62,7 @@ def test_copies_are_found_and_nothing_else(shake: float) -> None:
     assert found(structures, moved) == []
 
 
-def test_other_sites_other_cells_and_other_elements_are_others() -> None:
+def test_other_sites_other_cells_and_other_elements_are_others():
     sites = [fcc111("Pt", (2, 2, 4), a=3.98, vacuum=6.0) for _ in range(2)]
     for atoms, site in zip(sites, ("fcc", "hcp"), strict=True):
         add_adsorbate(atoms, "Br", 2.4, site)
@@ -82,7 +79,7 @@ def test_other_sites_other_cells_and_other_elements_are_others() -> None:
     assert found([], [cell]) == []
 
 
-def test_a_crystal_in_another_basis() -> None:
+def test_a_crystal_in_another_basis():
     """The same lattice by other vectors, along which many atoms lie at half a vector exactly."""
     slab = fcc111("Pt", (2, 2, 3), vacuum=6.0)
     slab.set_tags(0)

@@ -1,9 +1,6 @@
-"""What was given is what is computed: formulas and SMILES are told apart, and named."""
-
-from __future__ import annotations
+"""Formulas and SMILES are told apart and named, so that the molecule that was meant is computed."""
 
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from ase.build import molecule
@@ -18,7 +15,7 @@ from molflt.data.tables import described, formula_and_name
 from molflt.errors import InputError
 
 
-def test_every_bare_formula_of_the_g2_set_is_that_molecule_or_refused() -> None:
+def test_every_bare_formula_of_the_g2_set_is_that_molecule_or_refused():
     """An atom's symbol is the SMILES of its hydride, and NCCN is ethylenediamine to everybody who writes SMILES."""
     others = []
     for name in g2.names:
@@ -45,24 +42,24 @@ def test_every_bare_formula_of_the_g2_set_is_that_molecule_or_refused() -> None:
         ("molecule:O2", "open shell"),
     ],
 )
-def test_formulas_get_both_readings(text: str, message: str) -> None:
+def test_formulas_get_both_readings(text, message):
     with pytest.raises(InputError, match=message):
         resolve_inputs([text])
 
 
 @pytest.mark.parametrize("text", ["CCO", "OC", "CF", "CCl", "NCCN", "OO", "FF", "O", "C", "smiles:CO", "molecule:CO"])
-def test_what_is_meant_is_taken(text: str) -> None:
+def test_the_molecule_that_is_meant_is_taken(text):
     data = resolve_inputs([text], options=ReadOptions(conformers=1))[0]
     assert data.num_nodes == {"smiles:CO": 6, "molecule:CO": 2}.get(text, data.num_nodes)
     assert data.name == text.removeprefix("smiles:")
     assert Formula(data.about.split(",")[0]) == Formula(Formula.from_list(_symbols(data)).format("hill"))
 
 
-def _symbols(data) -> list[str]:
+def _symbols(data):
     return [Chem.GetPeriodicTable().GetElementSymbol(z) for z in data.atomic_numbers.tolist()]
 
 
-def test_in_files_a_smiles_is_a_smiles(tmp_path: Path) -> None:
+def test_in_files_a_smiles_is_a_smiles(tmp_path):
     (tmp_path / "a.csv").write_text("smiles,name\nCO,x\n", encoding="utf-8")
     (found,) = read_smiles_file(tmp_path / "a.csv")
     assert (found.about, found.num_nodes) == ("CH4O, methanol", 6)
@@ -71,7 +68,7 @@ def test_in_files_a_smiles_is_a_smiles(tmp_path: Path) -> None:
         read_smiles_file(tmp_path / "b.smi")
 
 
-def test_names_do_not_depend_on_how_it_is_written() -> None:
+def test_names_do_not_depend_on_how_it_is_written():
     for text in ("CCO", "OCC", "[CH3][CH2][OH]", "[CH3:1]CO"):
         assert formula_and_name(Chem.AddHs(Chem.MolFromSmiles(text))) == "C2H6O, ethanol"
     assert described("CCO") == "ethanol (C2H6O, CCO)"

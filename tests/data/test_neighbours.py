@@ -1,9 +1,6 @@
 """Neighbour lists against ASE's, and nearest images against a search."""
 
-from __future__ import annotations
-
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,23 +14,22 @@ from molflt.data.images import _are_shortest, nearest_image
 from molflt.data.neighbours import _order, attach_neighbours, neighbour_list
 from molflt.errors import InputError
 
-Pair = tuple[int, int, int, int, int]
 ALL_BOUNDARIES = list(product([False, True], repeat=3))
 
 
-def _ours(positions: Any, cell: Any, pbc: Any, cutoff: float) -> list[Pair]:
+def _ours(positions, cell, pbc, cutoff):
     edge_index, offsets = neighbour_list(positions, cell, pbc, cutoff)
     assert (edge_index.dtype, offsets.dtype) == (torch.int64, torch.int32)
     assert edge_index.shape == (2, len(offsets))
-    return [tuple(row) for row in torch.cat([edge_index, offsets.T]).T.tolist()]  # type: ignore[misc]
+    return [tuple(row) for row in torch.cat([edge_index, offsets.T]).T.tolist()]
 
 
-def _ase(positions: Any, cell: Any, pbc: Any, cutoff: float) -> set[Pair]:
+def _ase(positions, cell, pbc, cutoff):
     i, j, shifts = primitive_neighbor_list("ijS", pbc, np.asarray(cell), positions, cutoff, self_interaction=False)
-    return {(int(a), int(b), *map(int, s)) for a, b, s in zip(i, j, shifts, strict=True)}  # type: ignore[misc]
+    return {(int(a), int(b), *map(int, s)) for a, b, s in zip(i, j, shifts, strict=True)}
 
 
-def _distances(pairs: list[Pair], positions: np.ndarray, cell: np.ndarray) -> np.ndarray:
+def _distances(pairs, positions, cell):
     """|r_i − r_j − cell_offsets @ cell|: the vocabulary's convention, written out."""
     rows = np.array(pairs, dtype=np.int64).reshape(-1, 5)
     return np.linalg.norm(positions[rows[:, 0]] - positions[rows[:, 1]] - rows[:, 2:] @ cell, axis=1)
@@ -49,9 +45,7 @@ def _distances(pairs: list[Pair], positions: np.ndarray, cell: np.ndarray) -> np
     search=st.sampled_from(["grid", "tree"]),
 )
 @settings(max_examples=240, deadline=None)
-def test_same_pairs_as_ase(
-    seed: int, n_atoms: int, pbc: tuple[bool, bool, bool], size: float, spread: float, cutoff: float, search: str
-) -> None:
+def test_same_pairs_as_ase(seed, n_atoms, pbc, size, spread, cutoff, search):
     generator = np.random.default_rng(seed)
     cell = size * (np.eye(3) + generator.normal(scale=0.4, size=(3, 3)))
     assume(abs(np.linalg.det(cell)) > 0.15 * size**3)
@@ -66,7 +60,7 @@ def test_same_pairs_as_ase(
 
 
 @pytest.mark.parametrize("pbc", [(True, True, True), (True, True, False), (False, False, False)])
-def test_far_from_the_origin_nothing_changes(pbc: tuple[bool, bool, bool]) -> None:
+def test_far_from_the_origin_nothing_changes(pbc):
     generator = np.random.default_rng(5)
     cell = 6 * np.eye(3) + generator.normal(size=(3, 3))
     positions = generator.uniform(0, 6, size=(12, 3))
@@ -75,7 +69,7 @@ def test_far_from_the_origin_nothing_changes(pbc: tuple[bool, bool, bool]) -> No
     assert _ours(positions + np.array([1e4, -2e4, 3e4]), cell, pbc, 4.0) == near
 
 
-def test_lattice_vectors_along_open_directions_play_no_part() -> None:
+def test_lattice_vectors_along_open_directions_play_no_part():
     generator = np.random.default_rng(7)
     positions = generator.uniform(0, 6, size=(8, 3))
     cell = 4 * np.eye(3) + generator.normal(size=(3, 3))
@@ -88,7 +82,7 @@ def test_lattice_vectors_along_open_directions_play_no_part() -> None:
 
 
 @pytest.mark.parametrize("reach", [0, 1, 3, 1 << 19], ids=["none", "one", "three", "too far for one number"])
-def test_order_is_that_of_five_columns(reach: int) -> None:
+def test_order_is_that_of_five_columns(reach):
     generator = np.random.default_rng(9)
     rows = np.column_stack([generator.integers(0, 90, (3000, 2)), generator.integers(-reach, reach + 1, (3000, 3))])
     rows = generator.permutation(np.unique(rows, axis=0))
@@ -110,21 +104,19 @@ def test_order_is_that_of_five_columns(reach: int) -> None:
         ([[0, 0, 0]], np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0]]), True, "linearly dependent"),
     ],
 )
-def test_impossible_geometries_are_named(
-    positions: Any, cell: Any, pbc: bool, message: str, most_cells: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_geometries_are_named(positions, cell, pbc, message, most_cells, monkeypatch):
     monkeypatch.setattr(neighbours, "_MOST_CELLS", most_cells)
     with pytest.raises(InputError, match=message):
         neighbour_list(np.array(positions, dtype=float), cell, [pbc] * 3, 4.0)
 
 
-def test_cutoff_must_be_a_positive_length() -> None:
+def test_cutoff_must_be_a_positive_length():
     for cutoff in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(InputError, match="cutoff"):
             neighbour_list(np.zeros((1, 3)), np.zeros((3, 3)), [False] * 3, cutoff)
 
 
-def test_all_pairs_of_an_isolated_structure(make_structure: Any) -> None:
+def test_all_pairs_of_an_isolated_structure(make_structure):
     data = make_structure(0, 6)
     data.pbc[:] = False
     data.positions[3] += 1000
@@ -138,27 +130,22 @@ def test_all_pairs_of_an_isolated_structure(make_structure: Any) -> None:
 
 
 @pytest.mark.parametrize("all_pairs", [False, True])
-def test_attach_names_structure_and_atoms(make_structure: Any, all_pairs: bool) -> None:
+def test_attach_names_structure_and_atoms(make_structure, all_pairs):
     data = make_structure(2)
     data.pbc[:] = False
     data.positions[4] = data.positions[1]
     with pytest.raises(InputError, match=r"structure 2 .*atoms 1 and 4 coincide"):
         attach_neighbours(data, 5.0, all_pairs_if_isolated=all_pairs)
-
-
-def test_positions_that_are_no_numbers(make_structure: Any) -> None:
-    data = make_structure(2)
-    data.pbc[:] = False
     for value in (float("nan"), float("inf")):
         data.positions[3, 1] = value
-        with pytest.raises(InputError, match=r"structure 2 .*an atom has a position that is not finite"):
-            attach_neighbours(data, 5.0, all_pairs_if_isolated=True)
+        with pytest.raises(InputError, match=r"structure 2 .*(an atom has a position that is not finite|atom 3 )"):
+            attach_neighbours(data, 5.0, all_pairs_if_isolated=all_pairs)
 
 
 @given(seed=st.integers(0, 10_000), pbc=st.tuples(st.booleans(), st.booleans(), st.booleans()))
 @example(seed=149, pbc=(True, True, True))
 @settings(max_examples=80, deadline=None)
-def test_relaxed_positions_are_the_nearest_image(seed: int, pbc: tuple[bool, bool, bool]) -> None:
+def test_relaxed_positions_are_the_nearest_image(seed, pbc):
     generator = np.random.default_rng(seed)
     cell = np.eye(3) * generator.uniform(3, 6) + generator.normal(scale=1.2, size=(3, 3))
     if abs(np.linalg.det(cell)) < 5:
@@ -182,7 +169,7 @@ def test_relaxed_positions_are_the_nearest_image(seed: int, pbc: tuple[bool, boo
 
 @given(st.integers(0, 1_000_000), st.floats(0.05, 1.0))
 @settings(max_examples=300, deadline=None)
-def test_displacements_told_to_be_shortest_are(seed: int, size: float) -> None:
+def test_displacements_told_to_be_shortest_are(seed, size):
     generator = np.random.default_rng(seed)
     cell = np.eye(3) + generator.normal(scale=0.5, size=(3, 3))
     assume(abs(np.linalg.det(cell)) > 0.05)
@@ -194,7 +181,7 @@ def test_displacements_told_to_be_shortest_are(seed: int, size: float) -> None:
         assert (np.linalg.norm(displacements, axis=1) <= shortest + 1e-12).all()
 
 
-def test_small_displacements_are_told_to_be_shortest() -> None:
+def test_small_displacements_are_told_to_be_shortest():
     assert _are_shortest(np.array([[0.4, 0.0, 0.0]]), np.diag([1.0, 2.0, 3.0]))
     assert not _are_shortest(np.array([[0.0, 0.0, 0.0], [0.6, 0.0, 0.0]]), np.diag([1.0, 2.0, 3.0]))
     # a long way for the first lattice vector, but not for the second minus the first
@@ -202,14 +189,14 @@ def test_small_displacements_are_told_to_be_shortest() -> None:
     assert not _are_shortest(np.array([[0.0, 0.4, 0.0]]), skewed)
 
 
-def test_atoms_that_do_not_move_need_a_cell_all_the_same() -> None:
+def test_atoms_that_do_not_move_need_a_cell_all_the_same():
     cell = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
     with pytest.raises(InputError, match="linearly dependent"):
         nearest_image(np.zeros((2, 3)), np.zeros((2, 3)), cell, np.ones(3, dtype=bool), "x")
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_no_nearest_image_of_what_is_no_number(which: int) -> None:
+def test_no_nearest_image_where_there_is_no_number(which):
     for value, pbc in product((float("nan"), float("inf")), (True, False)):
         arrays = [np.zeros((2, 3)), np.ones((2, 3)), 4 * np.eye(3)]
         arrays[which][1, 1] = value

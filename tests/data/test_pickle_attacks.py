@@ -3,8 +3,6 @@
 Those that would take memory or end the process run in a process of their own.
 """
 
-from __future__ import annotations
-
 import copyreg
 import io
 import os
@@ -15,7 +13,6 @@ import sys
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +25,7 @@ from molflt.errors import InputError
 from tests.data.pickles import Call, global_, in_tensor, legacy_save, stack_global, text
 
 
-def _archive(names: dict[str, bytes]) -> bytes:
+def _archive(names):
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in names.items():
@@ -36,19 +33,12 @@ def _archive(names: dict[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
-def _programs(flag: Path) -> dict[str, tuple[bytes, str]]:
+def _programs(flag):
     """Pickles that make a file where they run, and the name by which each must be refused."""
     touch, python = f"touch {flag}", f"open({str(flag)!r}, 'w').close()"
-    system = Call(os.system, (touch,))
-    evil = pickle.dumps(system, 2)
     return {
         "REDUCE": (global_("os", "system") + text(touch) + b"\x85R.", "os.system"),
-        "in a record": (pickle.dumps({"pos": system}), "posix.system"),
-        "protocol 0": (pickle.dumps(system, protocol=0), "posix.system"),
-        "in the middle of a Data": (pickle.dumps(Data(pos=system)), "posix.system"),
-        "subprocess": (pickle.dumps(Call(subprocess.check_call, (["touch", str(flag)],))), "subprocess.check_call"),
-        "exec": (global_("builtins", "exec") + text(python) + b"\x85R.", "builtins.exec"),
-        "eval": (global_("builtins", "eval") + text(python) + b"\x85R.", "builtins.eval"),
+        "in the middle of a Data": (pickle.dumps(Data(pos=Call(os.system, (touch,)))), "posix.system"),
         "name of Python 2": (f"c__builtin__\neval\n(S{python!r}\ntR.".encode(), "__builtin__.eval"),
         "getattr": (pickle.dumps(Call(getattr, (Call(__import__, ("os",)), "system")))[:-1] + text(touch)
                     + b"\x85R.", "builtins.getattr"),
@@ -63,10 +53,6 @@ def _programs(flag: Path) -> dict[str, tuple[bytes, str]]:
                         "builtins.eval.__call__"),
         "BUILD __setstate__": (b"\x80\x02" + global_("types", "SimpleNamespace") + b")R}" + text("__setstate__")
                                + global_("os", "system") + b"sb" + text(touch) + b"b.", "types.SimpleNamespace"),
-        "functools.partial": (b"\x80\x04" + global_("functools", "partial") + global_("os", "system") + b"\x85R"
-                              + text(touch) + b"\x85R.", "functools.partial"),
-        "pickle in a pickle": (global_("pickle", "loads") + b"B" + struct.pack("<I", len(evil)) + evil + b"\x85R.",
-                               "pickle.loads"),
     }  # fmt: skip
 
 
@@ -74,7 +60,7 @@ PROGRAMS = sorted(_programs(Path("unused")))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_does_not_run_and_would(name: str, tmp_path: Path) -> None:
+def test_it_does_not_run_and_would(name, tmp_path):
     flag = tmp_path / "flag"
     raw, refused = _programs(flag)[name]
     with pytest.raises(InputError, match=rf"bad\.lmdb#7.*refused: the record asks for '{refused}'"):
@@ -89,48 +75,39 @@ def test_it_does_not_run_and_would(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"),
-    [("torch_geometric.data.data", "Data.__init__.__globals__"), ("numpy", "ndarray.tofile")],
+    ("module", "name"), [("torch_geometric.data.data", "Data.__init__.__globals__"), ("numpy", "ndarray.tofile")]
 )
-def test_dotted_names_below_allowed_ones(module: str, name: str) -> None:
+def test_dotted_names_below_allowed_ones(module, name):
     with pytest.raises(InputError, match=rf"refused: the record asks for '{module}\.{name}'"):
         load_record(b"\x80\x04" + stack_global(module, name) + b".", "bad")
 
 
 @pytest.mark.parametrize("save", [pickle.dumps, legacy_save])
-def test_a_program_in_a_tensor(save: Any, tmp_path: Path) -> None:
+def test_a_program_in_a_tensor(save, tmp_path):
+    """As ``torch.save`` writes it, or an archive, in place of a storage or of the whole record."""
     flag = tmp_path / "flag"
-    raw = save(Call(os.system, (f"touch {flag}",)))
-    with pytest.raises(InputError, match="bad: field 'pos': not a readable tensor"):
-        load_record(in_tensor(raw), "bad")
+    program = Call(os.system, (f"touch {flag}",))
+    saved, evil = save(program), pickle.dumps(program, 2)
+    # of torch.save, TorchScript, one in another, and the forms before there were archives
+    archives = [
+        _archive({"archive/data.pkl": evil, "archive/version": b"3"}),
+        _archive({"a/data.pkl": evil, "a/code/__torch__.py": b"import os", "a/version": b"3"}),
+        _archive({"archive/data.pkl": _archive({"archive/data.pkl": evil})}),
+        HEADER[:-2] + evil,
+        b"sys_info".ljust(512, b"\0") + evil,
+    ]
+    for raw in (saved, *archives):
+        with pytest.raises(InputError, match=r"^bad: "):
+            load_record(raw, "bad")
+        with pytest.raises(InputError, match=r"^bad: field 'pos': not a readable tensor"):
+            load_record(in_tensor(raw), "bad")
     assert not flag.exists()
-    pickle.loads(raw) if save is pickle.dumps else torch.load(io.BytesIO(raw), weights_only=False)
+    pickle.loads(saved) if save is pickle.dumps else torch.load(io.BytesIO(saved), weights_only=False)
     assert flag.exists()
 
 
-def test_archives_in_place_of_records_and_storages(tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    evil = pickle.dumps(Call(os.system, (f"touch {flag}",)), 2)
-    archives = {
-        "torch zip": _archive({"archive/data.pkl": evil, "archive/version": b"3"}),
-        "TorchScript": _archive(
-            {"a/data.pkl": evil, "a/code/__torch__.py": b"import os", "a/constants.pkl": evil, "a/version": b"3"}
-        ),
-        "nested": _archive({"archive/data.pkl": _archive({"archive/data.pkl": evil})}),
-        "legacy": b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}." + evil,
-        "legacy tar": b"sys_info".ljust(512, b"\0") + evil,
-        "pickle": evil,
-    }
-    for raw in archives.values():
-        with pytest.raises(InputError, match=r"bad\.lmdb#1"):
-            load_record(raw, "bad.lmdb#1")
-        with pytest.raises(InputError, match=r"bad\.lmdb#1: field 'pos'|posix\.system"):
-            load_record(in_tensor(raw), "bad.lmdb#1")
-    assert not flag.exists()
-
-
 @pytest.mark.parametrize("code", [b"\x82\xf1", b"\x83\xf1\x00", b"\x84\xf1\x00\x00\x00"])
-def test_extension_codes(code: bytes) -> None:
+def test_extension_codes(code):
     raw = b"\x80\x02" + code + b"."
     copyreg.add_extension("os", "system", 241)
     try:
@@ -143,7 +120,7 @@ def test_extension_codes(code: bytes) -> None:
 
 
 @pytest.mark.parametrize(("module", "name"), sorted(safe_pickle._ALLOWED))
-def test_a_record_cannot_change_an_allowed_class(module: str, name: str) -> None:
+def test_a_record_cannot_change_an_allowed_class(module, name):
     before = {key: dict(vars(kind)) for key, kind in safe_pickle._ALLOWED.items()}
     for state in ({"__setstate__": 1}, (None, {"__setstate__": 1}), (None, {"__call__": 1})):
         with pytest.raises(InputError):
@@ -152,7 +129,7 @@ def test_a_record_cannot_change_an_allowed_class(module: str, name: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["InertObject", "dict"])
-def test_build_cannot_poison_what_is_made(kind: str) -> None:
+def test_build_cannot_poison_what_is_made(kind):
     made = global_("torch_geometric.data.data", "Data") + b")R" if kind == "InertObject" else b"}"
     for key in ("__setstate__", "__class__", "__dict__", "state"):
         for state in (b"}" + text(key) + b"K\x01s", b"N}" + text(key) + b"K\x01s\x86"):
@@ -167,7 +144,7 @@ def test_build_cannot_poison_what_is_made(kind: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_arrays_of_objects_and_pointers_are_refused(protocol: int) -> None:
+def test_arrays_of_objects_and_pointers_are_refused(protocol):
     # NumPy would take flags and element type from the state and follow eight bytes as a pointer
     pointers = Call(np.dtype, ("i8", False, True), (3, "|", (np.dtype("O"), (1,)), None, None, 8, 8, 0))
     objects = np.array([Call(os.getpid)], dtype=object)
@@ -182,24 +159,13 @@ def test_arrays_of_objects_and_pointers_are_refused(protocol: int) -> None:
      (-1, (1,), (1,)), (0, (-1,), (1,)), (0, (2,), (-1,))],
     ids=str,
 )  # fmt: skip
-def test_a_tensor_outside_its_storage(geometry: tuple[Any, ...]) -> None:
+def test_a_tensor_outside_its_storage(geometry):
     storage = legacy_save(torch.arange(4.0)._typed_storage())
     with pytest.raises(InputError, match=r"does not fit its storage|not a count"):
         load_record(in_tensor(storage, **dict(zip(("offset", "size", "stride"), geometry, strict=True))), "x")
 
 
-@pytest.mark.parametrize(
-    "opcode",
-    [b"\x8e" + b"\xff" * 8, b"\x8e" + struct.pack("<Q", 1 << 40), b"\x8d" + struct.pack("<Q", 1 << 40),
-     b"\x96" + struct.pack("<Q", 1 << 40), b"\x8b" + struct.pack("<i", (1 << 31) - 1), b"B" + b"\xff" * 4],
-    ids=["BINBYTES8 most", "BINBYTES8", "BINUNICODE8", "BYTEARRAY8", "LONG4", "BINBYTES"],
-)  # fmt: skip
-def test_lengths_that_are_not_there(opcode: bytes) -> None:
-    with pytest.raises(InputError, match=r"bad: .*ends before its last opcode"):
-        load_value(b"\x80\x04" + opcode + b"x.", "bad")
-
-
-def _repeated(prepared: bytes, call: bytes, n: int) -> bytes:
+def _repeated(prepared, call, n):
     """A list of ``n`` results of a call on what stands in the memo."""
     return b"\x80\x04" + prepared + b"](" + call * n + b"e."
 
@@ -267,7 +233,7 @@ for line in sys.stdin.read().split():
 """
 
 
-def test_bombs_end_in_an_error_and_take_no_memory() -> None:
+def test_bombs_end_in_an_error_and_take_no_memory():
     raws = "\n".join(raw.hex() for raw, _ in BOMBS.values())
     done = subprocess.run([sys.executable, "-c", CHILD], input=raws, text=True, capture_output=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-500:])
@@ -281,22 +247,19 @@ def test_bombs_end_in_an_error_and_take_no_memory() -> None:
         assert int(grown) < 700, (name, grown)
 
 
-def test_repetition_is_bounded() -> None:
-    value: Any = [0] * 1000
+def test_repetition_and_nesting_are_bounded():
+    value, deep, endless = [0] * 1000, [], []
     for _ in range(4):
         value = [value] * 1000
-    giant = in_tensor(legacy_save(torch.zeros(1)._typed_storage()), size=(1 << 40,), stride=(0,))
-    for raw in (pickle.dumps({"pos": value}), giant):
-        with pytest.raises(InputError, match="unfolds to more than"):
-            load_record(raw, "x")
-
-
-def test_deep_and_endless_nesting() -> None:
-    deep: list[Any] = []
     for _ in range(50):
         deep = [deep]
-    endless: list[Any] = []
     endless.append(endless)
-    for value in (deep, endless):
-        with pytest.raises(InputError, match="nested"):
-            load_record(pickle.dumps({"pos": value}), "x")
+    giant = in_tensor(legacy_save(torch.zeros(1)._typed_storage()), size=(1 << 40,), stride=(0,))
+    for raw, message in (
+        (pickle.dumps({"pos": value}), "unfolds to more than"),
+        (giant, "unfolds to more than"),
+        (pickle.dumps({"pos": deep}), "nested"),
+        (pickle.dumps({"pos": endless}), "nested"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_record(raw, "x")

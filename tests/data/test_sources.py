@@ -1,13 +1,9 @@
 """One way in for every kind of path."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess
 import warnings
-from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
@@ -23,7 +19,7 @@ from tests.conftest import ascii_python
 
 
 @pytest.fixture
-def folder(tmp_path: Path, make_record: Any) -> Path:
+def folder(tmp_path, make_record):
     ase.io.write(tmp_path / "b.extxyz", [molecule("H2O"), molecule("CH4")])
     ase.io.write(tmp_path / "a.xyz", molecule("CO"))
     (tmp_path / "c.smi").write_text("O\nC\n", encoding="utf-8")
@@ -34,25 +30,19 @@ def folder(tmp_path: Path, make_record: Any) -> Path:
     return tmp_path
 
 
-def test_every_kind_of_path(folder: Path) -> None:
-    expected = {
-        "b.extxyz": [3, 5],
-        "a.xyz": [2],
-        "c.smi": [3, 5],
-        "shards/0.lmdb": [3, 4, 5],
-        "shards": [3, 4, 5, 3, 4, 5],
-        ".": [2, 3, 5, 3, 5],
-    }
-    for path, sizes in expected.items():
+def test_every_kind_of_path(folder):
+    for path, sizes in {
+        "b.extxyz": [3, 5], "a.xyz": [2], "c.smi": [3, 5], "shards/0.lmdb": [3, 4, 5],
+        "shards": [3, 4, 5, 3, 4, 5], ".": [2, 3, 5, 3, 5],
+    }.items():  # fmt: skip
         dataset = open_dataset(folder / path)
         assert isinstance(dataset, StructureDataset)
-        assert len(dataset) == len(sizes)
         assert dataset.n_atoms.tolist() == sizes
         assert [int(dataset[k].num_nodes) for k in range(len(dataset))] == sizes
         assert int(dataset[-1].num_nodes) == sizes[-1]
 
 
-def test_what_a_folder_leaves_out_is_said(folder: Path) -> None:
+def test_a_folder_says_which_files_it_leaves_out(folder):
     (folder / ".hidden").write_text("x", encoding="utf-8")
     with pytest.warns(InputWarning) as said:
         open_dataset(folder)
@@ -72,7 +62,7 @@ def test_what_a_folder_leaves_out_is_said(folder: Path) -> None:
         assert len(open_dataset(shards)) == 6
 
 
-def test_runs_beside_files(tmp_path: Path) -> None:
+def test_runs_beside_files(tmp_path):
     """Both are read; of a run's folder only geometries that it has besides are worth a word."""
     for name in ("run", "other"):
         (tmp_path / name).mkdir()
@@ -85,7 +75,7 @@ def test_runs_beside_files(tmp_path: Path) -> None:
         assert open_dataset(tmp_path).n_atoms.tolist() == [1, 3]
 
 
-def test_unusable_paths_are_named(folder: Path) -> None:
+def test_unusable_paths_are_named(folder):
     (folder / "empty").mkdir()
     for name, message in (
         ("missing.lmdb", "no such file or folder"),
@@ -97,7 +87,7 @@ def test_unusable_paths_are_named(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_text_is_utf8_whatever_the_locale_says(tmp_path: Path) -> None:
+def test_text_is_utf8_whatever_the_locale_says(tmp_path):
     (tmp_path / "a.xyz").write_text("1\nof 2 Å\nH 0 0 0\n", encoding="utf-8")
     (tmp_path / "b.smi").write_text("C Sumpfgas für Ö\n", encoding="utf-8")
     (tmp_path / "c.csv").write_text("smiles,Länge\nO,1\n", encoding="utf-8")
@@ -115,30 +105,20 @@ print(*open_dataset(sys.argv[1]).n_atoms, *open_dataset("-").n_atoms)
     assert done.stdout.split() == [b"1", b"5", b"3", b"5"], done.stderr
 
 
-def test_inputs_of_all_kinds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_of_all_kinds(folder, monkeypatch):
     monkeypatch.chdir(folder)
     dataset = resolve_inputs(["b.extxyz", "CCO", "shards/*.lmdb", "[Na+].[Cl-]", "*.xyz"])
-    names = [dataset[k].name for k in range(len(dataset))]
-    assert names == [
-        "b.extxyz#0",
-        "b.extxyz#1",
-        "CCO",
-        *(f"shards/{k}.lmdb#{j}" for k in range(2) for j in range(3)),
-        "[Na+].[Cl-]",
-        "a.xyz#0",
-    ]
+    shards = [f"shards/{k}.lmdb#{j}" for k in range(2) for j in range(3)]
+    assert [data.name for data in dataset] == ["b.extxyz#0", "b.extxyz#1", "CCO", *shards, "[Na+].[Cl-]", "a.xyz#0"]
     assert dataset.n_atoms.tolist() == [3, 5, 9, 3, 4, 5, 3, 4, 5, 2, 2]
-
-
-def test_a_path_wins_over_a_smiles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
+    # A path wins over a SMILES.
     (folder / "CC").mkdir()
     ase.io.write(folder / "CC" / "x.xyz", molecule("CO"))
     assert resolve_inputs(["CC"]).n_atoms.tolist() == [2]
     assert resolve_inputs(["CCC"]).n_atoms.tolist() == [11]
 
 
-def test_an_input_that_is_nothing_says_what_was_tried() -> None:
+def test_an_input_that_is_nothing_says_what_was_tried():
     for text in ("nope.xyz", "none/*.lmdb", "hello world", ""):
         with pytest.raises(InputError, match=r"no file or folder, matches no files .* no molecule"):
             resolve_inputs(["CCO", text])
@@ -146,7 +126,7 @@ def test_an_input_that_is_nothing_says_what_was_tried() -> None:
         resolve_inputs([])
 
 
-def test_subset(folder: Path, make_structure: Any) -> None:
+def test_subset(folder, make_structure):
     dataset = ListDataset([make_structure(k, 3 + k) for k in range(6)])
     part = SubsetDataset(dataset, np.array([4, 0, -1]))
     assert [int(d.sid) for d in part] == [4, 0, 5]
@@ -161,7 +141,7 @@ def test_subset(folder: Path, make_structure: Any) -> None:
     assert [int(d.sid) for d in pickle.loads(pickle.dumps(nested))] == [11, 1]
 
 
-def test_concatenation(make_structure: Any) -> None:
+def test_concatenation(make_structure):
     parts = [ListDataset([make_structure(k) for k in span]) for span in ((0, 1), (), (2,), (3, 4, 5))]
     dataset = ConcatDataset(parts)
     assert [int(d.sid) for d in dataset] == list(range(6))
@@ -174,7 +154,7 @@ def test_concatenation(make_structure: Any) -> None:
     assert ConcatDataset([]).n_atoms.shape == (0,)
 
 
-def test_fingerprint_tells_contents_apart(folder: Path, tmp_path: Path) -> None:
+def test_fingerprint_tells_contents_apart(folder, tmp_path):
     shards = folder / "shards"
     first = fingerprint(shards)
     assert len(first) == 64
@@ -196,7 +176,7 @@ def test_fingerprint_tells_contents_apart(folder: Path, tmp_path: Path) -> None:
         fingerprint(moved / "none")
 
 
-def test_fingerprint_of_a_long_file_reads_its_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_of_a_long_file_reads_its_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(dataset, "_WHOLE", 1000)
     monkeypatch.setattr(dataset, "_END", 100)
     path = tmp_path / "a.lmdb"
@@ -214,7 +194,7 @@ def test_fingerprint_of_a_long_file_reads_its_ends(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["a.smi", "a.csv", "a.sdf", "a.xyz", "a.lmdb"])
-def test_a_pipe_is_no_file(name: str, tmp_path: Path) -> None:
+def test_a_pipe_is_no_file(name, tmp_path):
     pipe = tmp_path / name
     os.mkfifo(pipe)
     with pytest.raises(InputError, match=r"is a pipe or a device; write what comes from it to a file"):

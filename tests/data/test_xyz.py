@@ -1,14 +1,9 @@
 """xyz and extended xyz: frames as ASE reads them where it can, and nothing dropped where it cannot."""
 
-from __future__ import annotations
-
 import gzip
 import io
-import re
 import warnings
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import ase.io
 import numpy as np
@@ -18,10 +13,8 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixCartesian
 from ase.units import Hartree
 
-from molflt.data.formats import read_ase
 from molflt.data.labels import LabelSpec
 from molflt.data.open import open_dataset
-from molflt.data.reading import ReadOptions
 from molflt.data.text import Notes, element
 from molflt.data.xyz import xyz_frames
 from molflt.errors import InputError, InputWarning
@@ -44,7 +37,7 @@ InChI=1S/H2O/h1H2\tInChI=1S/H2O/h1H2
 """
 
 
-def frames(text: str) -> list[Atoms]:
+def frames(text):
     found = []
     for frame in xyz_frames(io.StringIO(text), "a.xyz", Notes("a.xyz")):
         if isinstance(frame, InputError):
@@ -53,15 +46,20 @@ def frames(text: str) -> list[Atoms]:
     return found
 
 
-def remarks(text: str, path: Path, **options: Any) -> list[str]:
-    path.write_text(text, encoding="utf-8")
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        read_ase(path, ReadOptions(**options))
-    return [str(one.message) for one in found if one.category is InputWarning]
+@pytest.fixture
+def remarks(read):
+    """Warnings that come with the reading of a text."""
+
+    def remarks(text, **options):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            read("a.xyz", text, **options)
+        return [str(one.message) for one in found if one.category is InputWarning]
+
+    return remarks
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
+def assert_same(ours, theirs):
     """Equal, and of one type."""
     assert type(ours) is type(theirs)
     if isinstance(ours, dict):
@@ -75,56 +73,36 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
-def random_atoms(random: np.random.Generator) -> Atoms:
+def random_atoms(random):
     """With about half of all that extended xyz can hold."""
     n = int(random.integers(1, 9))
     atoms = Atoms(random.choice(["H", "C", "O", "Cl", "Cu"], n), positions=random.normal(size=(n, 3)))
 
-    def maybe() -> bool:
+    def maybe():
         return bool(random.random() < 0.5)
 
     if maybe():
         atoms.set_cell(random.normal(size=(3, 3)) + 5 * np.eye(3))
         atoms.pbc = random.random(3) < 0.5
-    arrays: dict[str, Any] = {
-        "tags": random.integers(0, 3, n),
-        "initial_charges": random.normal(size=n),
-        "initial_magmoms": random.normal(size=n),
-        "momenta": random.normal(size=(n, 3)),
-        "flag": random.random(n) < 0.5,
-        "two_flags": random.random((n, 2)) < 0.5,
-        "residue": np.array([f"R{k}" for k in range(n)]),
-        "Mixed_Case": random.integers(0, 9, (n, 2)),
+    arrays = {
+        "tags": random.integers(0, 3, n), "initial_charges": random.normal(size=n),
+        "initial_magmoms": random.normal(size=n), "momenta": random.normal(size=(n, 3)),
+        "flag": random.random(n) < 0.5, "two_flags": random.random((n, 2)) < 0.5,
+        "residue": np.array([f"R{k}" for k in range(n)]), "Mixed_Case": random.integers(0, 9, (n, 2)),
         "positions_relaxed": random.normal(size=(n, 3)),
-    }
-    infos: dict[str, Any] = {
-        "number": -3,
-        "real": 1.5e-7,
-        "flag": True,
-        "flags": np.array([True, False]),
-        "text": "two words = \"three\" 'four' [five] {six}",
-        "word": "C=C",
-        "no_value": None,
-        "key with spaces": 1,
-        "vector": random.normal(size=4),
-        "matrix": random.normal(size=(2, 3)),
-        "tree": {"a": [1, "b"], "c": None},
-        "list": [1, 2, 3],
-        "names": ["a", "b"],
-        "virial": random.normal(size=(3, 3)),
-        "sid": 12,
-        "uid": "0012",
+    }  # fmt: skip
+    infos = {
+        "number": -3, "real": 1.5e-7, "flag": True, "flags": np.array([True, False]),
+        "text": "two words = \"three\" 'four' [five] {six}", "word": "C=C", "no_value": None, "key with spaces": 1,
+        "vector": random.normal(size=4), "matrix": random.normal(size=(2, 3)), "tree": {"a": [1, "b"], "c": None},
+        "list": [1, 2, 3], "names": ["a", "b"], "virial": random.normal(size=(3, 3)), "sid": 12, "uid": "0012",
         "REF_energy": -1.25,
-    }
-    results: dict[str, Any] = {
-        "energy": float(random.normal()),
-        "forces": random.normal(size=(n, 3)),
-        "stress": random.normal(size=6),
-        "charges": random.normal(size=n),
-        "magmoms": random.normal(size=n),
-        "dipole": random.normal(size=3),
+    }  # fmt: skip
+    results = {
+        "energy": float(random.normal()), "forces": random.normal(size=(n, 3)), "stress": random.normal(size=6),
+        "charges": random.normal(size=n), "magmoms": random.normal(size=n), "dipole": random.normal(size=3),
         "free_energy": -2.0,
-    }
+    }  # fmt: skip
     for name, array in arrays.items():
         if maybe():
             atoms.set_array(name, array)
@@ -136,7 +114,7 @@ def random_atoms(random: np.random.Generator) -> Atoms:
     return atoms
 
 
-def test_it_is_what_ase_reads(tmp_path: Path) -> None:
+def test_it_is_what_ase_reads(tmp_path):
     random = np.random.default_rng(0)
     images = [random_atoms(random) for _ in range(300)]
     path = tmp_path / "a.xyz"
@@ -160,35 +138,29 @@ def test_it_is_what_ase_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["xyz", "extxyz"])
-def test_each_comment_decides_for_its_frame(suffix: str, tmp_path: Path) -> None:
+def test_each_comment_decides_for_its_frame(suffix, read):
     # A mark of the byte order is inside where files were put together.
-    for texts in ([WATER, COPPER], [COPPER, WATER], [WATER, "\ufeff", COPPER]):
-        path = tmp_path / f"a.{suffix}"
-        path.write_text("".join(texts), encoding="utf-8")
-        read = {len(data.positions): data for data in read_ase(path)}
-        assert {n: data.pbc.all().item() for n, data in read.items()} == {3: False, 2: True}
-        assert ("energy" in read[3], float(read[2].energy)) == (False, -1.0)
+    for text in (WATER + COPPER, COPPER + WATER, WATER + "\ufeff" + COPPER):
+        found = {len(data.positions): data for data in read(f"a.{suffix}", text)}
+        assert {n: data.pbc.all().item() for n, data in found.items()} == {3: False, 2: True}
+        assert ("energy" in found[3], float(found[2].energy)) == (False, -1.0)
 
 
-def test_keys_in_any_case(tmp_path: Path) -> None:
+def test_keys_in_any_case(read):
     """GPUMD and NEP ignore it, and call forces ``force``, which a user must name."""
     for text in (NEP, NEP.replace("lattice", "LATTICE").replace("energy", "Energy").replace("force", "Forces")):
-        (tmp_path / "nep.xyz").write_text(text, encoding="utf-8")
-        assert ("forces" in read_ase(tmp_path / "nep.xyz")[0]) == (text != NEP)
-        (data,) = read_ase(
-            tmp_path / "nep.xyz", ReadOptions(labels=LabelSpec(force_label="force" if text == NEP else "FORCES"))
-        )
+        assert ("forces" in read("nep.xyz", text)[0]) == (text != NEP)
+        (data,) = read("nep.xyz", text, labels=LabelSpec(force_label="force" if text == NEP else "FORCES"))
         assert data.pbc.all()
         assert data.cell[0].diagonal().tolist() == [3.6] * 3
         assert float(data.energy) == -7.1
         assert data.forces.tolist() == [[0.1, 0, 0], [-0.1, 0, 0]]
     # A name that the user gives is found in other letters, too.
-    (tmp_path / "a.xyz").write_text(COPPER.replace("energy", "DFT_Energy"), encoding="utf-8")
-    (data,) = read_ase(tmp_path / "a.xyz", ReadOptions(labels=LabelSpec(label="dft_energy")))
+    (data,) = read("a.xyz", COPPER.replace("energy", "DFT_Energy"), labels=LabelSpec(label="dft_energy"))
     assert float(data.energy) == -1.0
 
 
-def test_symbols() -> None:
+def test_symbols():
     words = {"H": 1, "D": 1, "t": 1, "X": 0, "17": 17, "CL": 17, "cl": 17, "br": 35, "c": 6, "C1": 6, "H_12": 1}
     assert {word: element(word) for word in words | {"Fe-2": 0, "CL3": 0}} == words | {"Fe-2": 26, "CL3": 17}
     for word in ("CO", "ca", "HG", "CA1", "Q", "OW", "1190", "-1", "x", "C1A", "2H", "Fe2+", ""):
@@ -201,7 +173,7 @@ def test_symbols() -> None:
         frames(WATER + mixed)
 
 
-def test_raw_qm9(tmp_path: Path) -> None:
+def test_raw_qm9(read):
     text = 2 * QM9 + "".join(QM9.splitlines(True)[:5]) + "\n" + QM9
     (found, *others) = frames(text)
     assert [str(atoms.symbols) for atoms in (found, *others)] == ["OH2"] * 4
@@ -210,10 +182,9 @@ def test_raw_qm9(tmp_path: Path) -> None:
     expected = {"A": 799.5, "mu": 1.85, "homo": -0.29, "zpve": 0.021, "U0": -76.4, "U": -76.3, "H": -76.2, "G": -76.5}
     assert {key: found.info[key] for key in expected} == expected
     assert (found.info["Cv"], found.info["smiles"]) == (6.0, "O")
-    (tmp_path / "a.xyz").write_text(text, encoding="utf-8")
     with pytest.warns(InputWarning, match="raw QM9.*U0.* Hartree"):
-        read = read_ase(tmp_path / "a.xyz", ReadOptions(labels=LabelSpec(label="U0", unit="Hartree")))
-    assert float(read[0].energy) == pytest.approx(-76.4 * Hartree)
+        first = read("a.xyz", text, labels=LabelSpec(label="U0", unit="Hartree"))[0]
+    assert float(first.energy) == pytest.approx(-76.4 * Hartree)
     with pytest.raises(InputError, match="line 6: expected three lines of QM9"):
         frames(QM9.rpartition("InChI=1S/H2O/h1H2\t")[0])
 
@@ -261,31 +232,26 @@ def test_raw_qm9(tmp_path: Path) -> None:
         (WATER + "VEC1 1 0\n", "line 6: expected VEC1 X Y Z"),
     ],
 )
-def test_what_does_not_fit_is_named_with_its_line(text: str, message: str) -> None:
-    with pytest.raises(
-        InputError, match=rf"(?s)^a\.xyz#\d+, line .*{message.removeprefix('#0, ')}" if 0 else message
-    ):
+def test_errors_name_their_line(text, message):
+    with pytest.raises(InputError, match=message):
         frames(text)
 
 
-def test_a_frame_that_cannot_be_read_has_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "a.xyz"
+def test_a_frame_that_cannot_be_read_has_its_place(read, refused):
     wrong = WATER.replace("O ", "Q ")
-    path.write_text(WATER + wrong + COPPER + COPPER.replace("3.6 0 0 0", "3.6 0 0"), encoding="utf-8")
-    with pytest.raises(InputError, match=r"(?s)2 of 4 structures .*#1, line 8: 'Q'.*#3, line 16: Lattice is"):
-        read_ase(path)
-    read = read_ase(path, ReadOptions(on_bad="skip"))
-    assert [isinstance(item, InputError) for item in read.items] == [False, True, False, True]
+    text = WATER + wrong + COPPER + COPPER.replace("3.6 0 0 0", "3.6 0 0")
+    refused("a.xyz", text, r"(?s)2 of 4 structures .*#1, line 8: 'Q'.*#3, line 16: Lattice is")
+    found = read("a.xyz", text, on_bad="skip").items
+    assert [isinstance(item, InputError) for item in found] == [False, True, False, True]
     # Where it may have lost a line to the next frame, or the next one begins in its middle, no frame can be trusted.
     short, long = WATER.replace("H 0.96 0 0\n", ""), wrong.replace("H -", "H 0 0 0\nH -")
     for damaged, line in ((short, 10), (long, 8)):
-        path.write_text(WATER + damaged + "2\n1\nO 0 0 0\nH 0 0 1\n", encoding="utf-8")
-        with pytest.raises(InputError, match=rf"^{re.escape(str(path))}#1, line {line}"):
-            read_ase(path, ReadOptions(on_bad="skip"))
+        text = WATER + damaged + "2\n1\nO 0 0 0\nH 0 0 1\n"
+        refused("a.xyz", text, rf"^\S*a\.xyz#1, line {line}", on_bad="skip")
 
 
-def test_nothing_is_swallowed_by_what_is_empty_or_free() -> None:
-    def info(comment: str) -> dict[str, Any]:
+def test_nothing_is_swallowed_by_what_is_empty_or_free():
+    def info(comment):
         (atoms,) = frames(WATER.replace("water", comment))
         return {**atoms.info, **getattr(atoms.calc, "results", {})}
 
@@ -299,46 +265,36 @@ def test_nothing_is_swallowed_by_what_is_empty_or_free() -> None:
     assert info(r"a='it\'s' b={1 2}") == {"a": "it's", "b": pytest.approx([1, 2])}
 
 
-def test_remarks(tmp_path: Path) -> None:
-    path = tmp_path / "a.xyz"
-    assert remarks(WATER + COPPER, path) == []
-    (one,) = remarks(2 * WATER.replace("0.93 0", "0.93 0 0.4"), path)
-    assert one.startswith(f"{path}: columns behind X, Y and Z are not read")
-    (one,) = remarks(WATER.replace("O ", "O1 "), path)
-    assert "labels of atoms" in one
-    for comment in ("energy: -5.07 gnorm: 0.1", "Lattice 3 0 0 0 3 0 0 0 3"):
-        (one,) = remarks(WATER.replace("water", comment), path)
-        assert "the comment is free text" in one
+def test_remarks(remarks, tmp_path):
+    assert remarks(WATER + COPPER) == []
+    (one,) = remarks(2 * WATER.replace("0.93 0", "0.93 0 0.4"))
+    assert one.startswith(f"{tmp_path}/a.xyz: columns behind X, Y and Z are not read")
     mace = NEP.replace("energy", "config_type=bulk REF_energy").replace("force:", "REF_forces:")
-    (one,) = remarks(4 * mace, path)
-    assert "not read: REF_forces, REF_energy. molflt reads" in one
-    assert remarks(mace, path, labels=LabelSpec(label="REF_energy")) == []
-    for name in ("dft_energy", "charges", "totalCharge", "cell", "virial", "move_mask"):
-        (one,) = remarks(COPPER.replace("energy", f'{name}="1 0 0" energy'), path)
-        assert f"not read: {name}." in one
-    assert remarks(COPPER.replace("energy", "free_energy=1 cell_type=fcc fixed=T force_field=x energy"), path) == []
+    unread = ("dft_energy", "charges", "totalCharge", "cell", "virial", "move_mask")
+    for text, remark in (
+        (WATER.replace("O ", "O1 "), "labels of atoms"),
+        (WATER.replace("water", "energy: -5.07 gnorm: 0.1"), "the comment is free text"),
+        (WATER.replace("water", "Lattice 3 0 0 0 3 0 0 0 3"), "the comment is free text"),
+        (4 * mace, "not read: REF_forces, REF_energy. molflt reads"),
+        *((COPPER.replace("energy", f'{name}="1 0 0" energy'), f"not read: {name}.") for name in unread),
+    ):
+        (one,) = remarks(text)
+        assert remark in one
+    assert remarks(mace, labels=LabelSpec(label="REF_energy")) == []
+    assert remarks(COPPER.replace("energy", "free_energy=1 cell_type=fcc fixed=T force_field=x energy")) == []
 
 
-def test_lists_that_are_no_arrays(tmp_path: Path) -> None:
+def test_lists_that_are_no_arrays(read, refused):
     """Ragged, or such that an array of them would be a million times as large, as every text takes the longest's."""
     for value in ("[[1], [2, 3]]", f'["{"a" * 10_000}"{", 0" * 10_000}]', "[" * 300 + "]" * 300):
-        (tmp_path / "a.xyz").write_text(COPPER.replace("energy", f"x='_JSON {value}' energy"), encoding="utf-8")
-        (data,) = read_ase(tmp_path / "a.xyz")
+        (data,) = read("a.xyz", COPPER.replace("energy", f"x='_JSON {value}' energy"))
         assert data.info.keys() <= {"energy"}
-    with pytest.raises(InputError, match="line 2: the value of 'x' is"):
-        frames(COPPER.replace("energy", f"x='_JSON {'[' * 100_000}' energy"))
-
-
-def test_a_label_of_a_free_comment(tmp_path: Path) -> None:
-    """CREST writes nothing but the energy there."""
-    (tmp_path / "a.xyz").write_text(WATER.replace("water", "  -5.07054"), encoding="utf-8")
-    (data,) = read_ase(tmp_path / "a.xyz", ReadOptions(labels=LabelSpec(label="comment", unit="Hartree")))
-    assert float(data.energy) == pytest.approx(-5.07054 * Hartree)
+    refused("a.xyz", COPPER.replace("energy", f"x='_JSON {'[' * 100_000}' energy"), "line 2: the value of 'x' is")
 
 
 @pytest.mark.parametrize("count", ["1000", "100000000", "9" * 30])
 @pytest.mark.parametrize("name", ["a.extxyz", "a.xyz.gz"])
-def test_columns_are_counted_before_memory_is_taken(count: str, name: str, tmp_path: Path) -> None:
+def test_columns_are_counted_before_memory_is_taken(count, name, refused):
     frame = "1\nProperties=species:S:1:pos:R:3\nH 0 0 0\n"
     for before, n_atoms, spec in (
         ("", 1, f"Properties=species:S:1:pos:R:3:x:R:{count}"),
@@ -346,28 +302,23 @@ def test_columns_are_counted_before_memory_is_taken(count: str, name: str, tmp_p
         (frame, 1, f"Properties=species:S:1:pos:R:3:x:S:{count}"),
     ):
         text = f"{before}{n_atoms}\n{spec}\n{'H 0 0 0' * n_atoms}\n".encode()
-        (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
-        with pytest.raises(InputError, match="'Properties' names 1,000 columns or more"):
-            read_ase(tmp_path / name)
+        content = gzip.compress(text) if name.endswith("gz") else text
+        refused(name, content, "'Properties' names 1,000 columns or more")
 
 
 @pytest.mark.parametrize("count", ["20000000", "9" * 30])
 @pytest.mark.parametrize("before", ["", COPPER])
-def test_atoms_are_counted_before_they_are_read(count: str, before: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.extxyz"
-    path.write_text(f"{before}{count}\nProperties=species:S:1:pos:R:3\nH 0 0 0\n", encoding="utf-8")
-    with pytest.raises(
-        InputError, match=r"a\.extxyz#\d, line \d: the frame announces .* the file ends after 1 of them"
-    ):
-        read_ase(path)
+def test_atoms_are_counted_before_they_are_read(count, before, refused):
+    text = f"{before}{count}\nProperties=species:S:1:pos:R:3\nH 0 0 0\n"
+    refused("a.extxyz", text, r"a\.extxyz#\d, line \d: the frame announces .* the file ends after 1 of them")
 
 
-def test_a_comment_may_be_a_number_and_a_frame_have_vectors() -> None:
+def test_a_comment_may_be_a_number_and_a_frame_have_vectors():
     read = frames("3\n20000000 energy=1.0\nO 0 0 0\nH 0 0 1\nH 0 1 0\nvec1 5 0 0\n\n1\n7\nH 0 0 0\n")
     assert [(len(atoms), atoms.pbc.tolist()) for atoms in read] == [(3, [True, False, False]), (1, [False] * 3)]
 
 
-def test_long_comments_take_no_longer_than_they_are() -> None:
+def test_long_comments_take_no_longer_than_they_are():
     """Patterns that try a text in many ways would not end."""
     for piece in ("a", "a ", '"', '"a" ', "\\", "= ", "a= ", "[", "{a", "a=b ", "cell ", "'a'"):
         comment = piece * (200_000 // len(piece))
@@ -378,8 +329,8 @@ def test_long_comments_take_no_longer_than_they_are() -> None:
 
 @pytest.mark.parametrize("start", ["", "\ufeff", "\n \n"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_standard_input(start: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def piped(text: str) -> Any:
+def test_standard_input(start, end, monkeypatch):
+    def piped(text):
         raw = io.BytesIO((start + text).replace("\n", end).encode())
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(raw, encoding="utf-8"))
         return open_dataset("-")

@@ -11,8 +11,8 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LANGUAGES = ("", "bash", "console", "diff", "python", "text", "yaml")
@@ -21,15 +21,8 @@ _END = "END_OF_THE_BLOCK"
 _TRAP = "trap 'echo \"stopped at line $LINENO: $BASH_COMMAND\" >&2' ERR"
 
 
-@dataclass(frozen=True)
-class Block:
-    """One fenced block.
-
-    Attributes:
-        language: the word behind the fence.
-        line: of the opening fence, from 1.
-        lines: between the fences.
-    """
+class Block(NamedTuple):
+    """The word behind a fence, the line of the opening one, from 1, and the lines between them."""
 
     language: str
     line: int
@@ -65,7 +58,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def script(text: str, languages: tuple[str, ...] = RUN) -> str:
-    """A page as a bash script: what is run stays in its line, so that messages name lines of the page."""
+    """A page as a bash script: commands stay in their lines, so that messages name lines of the page."""
     n_lines = len(text.splitlines()) + 1
     lines = [""] * n_lines
     for block in blocks(text):
@@ -91,9 +84,8 @@ def sandbox(folder: Path) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Done:
-    """What a page left behind."""
+class Done(NamedTuple):
+    """A page's exit status and output."""
 
     status: int | None
     output: str
@@ -103,15 +95,9 @@ def run(page: str, folder: Path, timeout: float, languages: tuple[str, ...] = RU
     """Run a page's blocks in a sandbox; status None when the time was up."""
     file = folder / "page.sh"
     file.write_text(script(page, languages), encoding="utf-8")
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(REPOSITORY),
-        "OMP_NUM_THREADS": "1",
-        "NO_COLOR": "1",
-        "MPLBACKEND": "Agg",
-        "COLUMNS": "120",
-    }
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    environment |= {"NO_COLOR": "1", "MPLBACKEND": "Agg", "COLUMNS": "120"}
     process = subprocess.Popen(
         ["bash", "-Eeuo", "pipefail", str(file)],
         cwd=folder,

@@ -1,7 +1,6 @@
 """Every command of README and docs runs, on a page of its own working directory."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -15,16 +14,16 @@ TAIL = 6000
 PAGES = pages()
 
 
-def languages(page: Path) -> tuple[str, ...]:
+def languages(page):
     return OWN_TEST.get(page.name, RUN)
 
 
-def has_commands(page: Path) -> bool:
+def has_commands(page):
     return any(block.language in languages(page) for block in blocks(page.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_fences(page: Path) -> None:
+def test_fences(page):
     """Known languages only; what will be run is well-formed."""
     text = page.read_text(encoding="utf-8")
     unknown = {block.line: block.language for block in blocks(text) if block.language not in LANGUAGES}
@@ -35,7 +34,7 @@ def test_fences(page: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if has_commands(page)], ids=lambda page: page.name)
-def test_commands_run(page: Path, tmp_path: Path) -> None:
+def test_commands_run(page, tmp_path):
     done = run(page.read_text(encoding="utf-8"), sandbox(tmp_path), TIMEOUT, languages(page))
     what = f"not done after {TIMEOUT:.0f} s" if done.status is None else f"exit status {done.status}"
     assert done.status == 0, f"{page.name}: {what}\n{done.output[-TAIL:]}"
@@ -64,7 +63,7 @@ false | cat
 """
 
 
-def test_the_runner_stops_at_the_first_failure(tmp_path: Path) -> None:
+def test_the_runner_stops_at_the_first_failure(tmp_path):
     """And names its line; transcripts are not run; variables last for a page."""
     done = run(PAGE, sandbox(tmp_path), 60)
     assert done.status == 1
@@ -77,10 +76,10 @@ def test_the_runner_stops_at_the_first_failure(tmp_path: Path) -> None:
     assert "stopped at line 13: python -" in bad_python.output
 
 
-def test_the_runner_ends_what_takes_too_long(tmp_path: Path) -> None:
+def test_the_runner_ends_what_takes_too_long(tmp_path):
     assert run("# A page\n\n```bash\necho started\nsleep 60\n```\n", sandbox(tmp_path), 2).status is None
 
 
-def test_a_fence_that_is_not_closed() -> None:
+def test_a_fence_that_is_not_closed():
     with pytest.raises(ValueError, match="line 2"):
         blocks("text\n```bash\nls\n")

@@ -1,10 +1,7 @@
 """Links between the pages lead somewhere, headings included; pages name no machine; "DESIGN §3" is a heading."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +20,7 @@ REFERENCE = re.compile(r"^\[([^\]]+)\]: \S+$", re.M)
 USE = re.compile(r"\]\[([^\]]+)\]")
 
 
-def text_of(page: Path) -> str:
+def text_of(page):
     """The prose of a page: without fenced blocks, and of a notebook its markdown."""
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".ipynb":
@@ -32,14 +29,14 @@ def text_of(page: Path) -> str:
     return re.sub(r"^```.*?^```\s*?$", "", text, flags=re.M | re.S)
 
 
-def anchors(page: Path) -> set[str]:
-    """What can stand behind # in a link to a page, by the rule that GitHub and the site share for plain headings."""
+def anchors(page):
+    """Names behind # in links to a page, by the rule that GitHub and the site share for plain headings."""
     headings = re.findall(r"^#+ (.+?)\s*$", text_of(page), re.M)
     plain = (re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", heading).replace("`", "").lower() for heading in headings)
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip()) for heading in plain}
 
 
-def broken(page: Path) -> list[str]:
+def broken(page):
     """The relative links of a page that lead nowhere."""
     found = []
     for target in INLINE.findall(text_of(page)):
@@ -53,7 +50,7 @@ def broken(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_links_and_paths(page: Path) -> None:
+def test_links_and_paths(page):
     assert not broken(page)
     text = page.read_text(encoding="utf-8")
     defined, used = set(REFERENCE.findall(text)), set(USE.findall(text_of(page)))
@@ -62,7 +59,7 @@ def test_links_and_paths(page: Path) -> None:
     assert not found, "a path of a machine"
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
+def test_a_broken_link_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "# A page\n\n## A `heading`, here\n\n[a](#a-heading-here) [b](page.md#a-page) [c](https://x.org)",
@@ -73,7 +70,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken(page) == ["#heading", "other.md", "no.png"]
 
 
-def test_sections_of_the_design_exist() -> None:
+def test_sections_of_the_design_exist():
     """Every "DESIGN §n" and "DESIGN §3, item m" in the code and the tests."""
     text = (REPOSITORY / "docs" / "design.md").read_text(encoding="utf-8")
     sections = set(re.findall(r"^## (\d+)\. ", text, re.M))

@@ -1,15 +1,13 @@
 """Every promise of SECURITY.md names tests that hold it, and each of them is there."""
 
-from __future__ import annotations
-
 import re
 
 from tests.docs.pages import REPOSITORY
 
 
-def rows(text: str) -> dict[str, list[str]]:
+def rows(text):
     """Promise and tests, as ``FILE::NAME``, of the table of SECURITY.md."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for promise, cell in re.findall(r"^\| (?!promise|---)([^|]+) \| ([^|]+) \|$", text, re.M):
         file = ""
         for name in re.findall(r"`([^`]*::[^`]+)`", cell):
@@ -18,8 +16,8 @@ def rows(text: str) -> dict[str, list[str]]:
     return found
 
 
-def missing(names: list[str]) -> list[str]:
-    """Those that are no function of their file."""
+def missing(names):
+    """Names that are no function of their file."""
     pieces = [name.partition("::") for name in names]
     return [
         f"{file}::{name}"
@@ -28,7 +26,7 @@ def missing(names: list[str]) -> list[str]:
     ]
 
 
-def test_each_promise_is_held_by_tests_that_are_there() -> None:
+def test_each_promise_is_held_by_tests_that_are_there():
     text = (REPOSITORY / "SECURITY.md").read_text(encoding="utf-8")
     promises = rows(text)
     assert len(promises) >= 15

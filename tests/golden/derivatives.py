@@ -6,12 +6,8 @@ methods are one function and a change of method changes nothing; on the large st
 take minutes, it keeps a tolerance of 1e-5. Derivatives are kept as projections on fixed random directions.
 """
 
-from __future__ import annotations
-
 import zlib
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +33,7 @@ FINE, COARSE = 1e-9, 1e-5
 TOGETHER = 9
 """Structures of a batch."""
 
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "flt": {"attention": {"spectrum": "both"}},
     "gaussians": {"attention": {"spectrum": "gaussians", "far_rank": 1}},
     "waves, rank m": {"attention": {"spectrum": "sampled", "far_rank": "m", "n_features": 12}},
@@ -58,7 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def structures() -> dict[str, Atoms]:
+def structures():
     """Isolated small and large, with one, two and three periodic axes, skewed, sparse, and in distant pieces."""
     found = {name: make() for name, make in STRUCTURES.items()}
     found |= {name: molecule(name) for name in ("H2O", "N2", "CH4", "C4H4S", "CH3CONH2", "C5H5N")}
@@ -97,7 +93,7 @@ def structures() -> dict[str, Atoms]:
     return found
 
 
-def large_structures() -> dict[str, Atoms]:
+def large_structures():
     """Large enough for a mesh: isolated, along one axis, along all."""
     found = {
         "drop": water(80, seed=1),
@@ -112,7 +108,7 @@ def large_structures() -> dict[str, Atoms]:
 _RUTILE = [[0, 0, 0], [0.5, 0.5, 0.5], [0.305, 0.305, 0], [0.695, 0.695, 0], [0.195, 0.805, 0.5], [0.805, 0.195, 0.5]]
 
 
-def model_of(name: str, tolerance: float) -> EnergyModel:
+def model_of(name, tolerance):
     """In double precision, with weights that follow from the names of the parameters alone."""
     sizes = {**SIZES, **MODELS[name]}
     keys = dict(sizes.pop("attention"))
@@ -136,7 +132,7 @@ def model_of(name: str, tolerance: float) -> EnergyModel:
     return model
 
 
-def shipped_model(name: str, tolerance: float) -> EnergyModel:
+def shipped_model(name, tolerance):
     """In double precision, its far field to a tolerance."""
     model = load_models(pretrained_models()[name])[0].model.double().eval()
     attention = model.config.attention
@@ -146,12 +142,12 @@ def shipped_model(name: str, tolerance: float) -> EnergyModel:
     return model
 
 
-def direction(name: str, shape: Sequence[int]) -> torch.Tensor:
+def direction(name, shape):
     """A random direction that follows from a name, float64."""
     return torch.from_numpy(np.random.default_rng(zlib.crc32(name.encode())).normal(size=tuple(shape)))
 
 
-def computed(model: EnergyModel, chosen: dict[str, Atoms]) -> dict[str, np.ndarray]:
+def computed(model, chosen):
     """Of every structure: energy, two numbers of its forces, two of its stress; of every parameter, a gradient.
 
     The gradients are those of a random sum of energies and forces, so that second derivatives are in them.
@@ -184,22 +180,22 @@ def computed(model: EnergyModel, chosen: dict[str, Atoms]) -> dict[str, np.ndarr
     return {"structures": values, "gradients": np.array(list(gradients.values()))}
 
 
-def _some(names: list[str]) -> Iterator[list[str]]:
+def _some(names):
     n_batches = -(-len(names) // TOGETHER)
     for k in range(n_batches):
         # Small and large, periodic or not, in one batch.
         yield names[k::n_batches]
 
 
-def values_of(name: str) -> dict[str, np.ndarray]:
-    """What a model of :data:`MODELS` gives, by the names of the arrays in the file."""
+def values_of(name):
+    """Return the values of a model of :data:`MODELS`, by the names of the arrays in the file."""
     found = computed(model_of(name, FINE), structures())
     found |= {f"large {key}": value for key, value in computed(model_of(name, COARSE), large_structures()).items()}
     return {f"{name}/{key}": value for key, value in found.items()}
 
 
-def shipped_values_of(name: str) -> dict[str, np.ndarray]:
-    """What a shipped model gives on structures of its elements and others, by the names of the arrays in the file."""
+def shipped_values_of(name):
+    """Return the values of a shipped model on some structures, by the names of the arrays in the file."""
     found = computed(shipped_model(name, FINE), dict(list(structures().items())[::4]))
     return {f"{name}/{key}": value for key, value in found.items()}
 

@@ -37,7 +37,6 @@ def test_presets_give_what_they_gave(name):
 
 @pytest.mark.parametrize("name", list(STORED))
 def test_stored_models_predict_for_ever_what_they_predicted(name):
-    """In single precision, to its rounding."""
     members = load_models(FOLDER / f"{name}.safetensors")
     assert mean_energies(members, structures()) == pytest.approx(STORED[name], rel=2e-6)
 
@@ -53,7 +52,6 @@ CASES = [(name, 12 if name == "fg" else None) for name in SHIPPED]
 
 @pytest.mark.parametrize(("name", "n"), [*CASES, pytest.param("fg", None, marks=pytest.mark.slow)])
 def test_shipped_models_predict_for_ever_what_they_predicted(name, n):
-    """In single precision to its rounding and the tolerance of the far field."""
     members = load_models(pretrained_models()[name])
     found = mean_energies(members, shipped_structures()[:n])
     assert found == pytest.approx(SHIPPED[name]["float32"][:n], rel=2e-6, abs=2e-6)

@@ -1,4 +1,4 @@
-"""What stored models, shipped models and freshly initialised presets give on some structures.
+"""Energies of stored models, shipped models and freshly initialised presets on some structures.
 
 ``python -m tests.golden.values`` writes ``presets.json`` again. That is legitimate only where a change is meant to
 change what a preset computes, and then the changelog says so. The other numbers are never written again: a stored
@@ -9,16 +9,11 @@ In double precision the far field is computed exactly, so that what a numerical 
 changes nothing here.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from ase import Atoms
 from ase.build import add_adsorbate, fcc111, molecule
 
 from molflt.attention.config import MethodKeys
@@ -27,7 +22,7 @@ from molflt.data.batch import StructureCollater
 from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, load_models, set_frequencies
+from molflt.model.model_file import load_models, set_frequencies
 from molflt.prediction.members import pretrained_models
 from molflt.training.config import PRESETS, preset_config
 
@@ -39,7 +34,7 @@ N_EXACT = 9
 MOLECULES = ("H2O", "CH3CH2OH", "C6H6", "C4H4S", "CH3CONH2", "HCOOH", "C5H5N", "isobutane")
 
 
-def structures() -> list[Any]:
+def structures():
     """Ethanol, carbon dioxide, oxygen on a small copper slab."""
     slab = fcc111("Cu", (2, 2, 2), vacuum=5.0)
     add_adsorbate(slab, "O", 1.2, "fcc")
@@ -47,13 +42,13 @@ def structures() -> list[Any]:
     return [_data(molecule("CH3CH2OH")), _data(molecule("CO2")), _data(slab)]
 
 
-def shipped_structures() -> list[Any]:
+def shipped_structures():
     """Eight molecules and every 31st structure of the FG set's ``val``."""
     dataset = open_dataset(FG)
     return [_data(molecule(name)) for name in MOLECULES] + [dataset[i] for i in range(0, len(dataset), 31)]
 
 
-def energies(model: EnergyModel, data: Sequence[Any]) -> list[float]:
+def energies(model, data):
     """eV, each structure by itself."""
     config = model.config
     collate = StructureCollater(config.neighbour_cutoff, config.all_pairs_if_isolated)
@@ -61,13 +56,13 @@ def energies(model: EnergyModel, data: Sequence[Any]) -> list[float]:
         return [float(model.eval()(collate([one])).energy[0]) for one in data]
 
 
-def mean_energies(members: Sequence[LoadedModel], data: Sequence[Any], exact: bool = False) -> list[float]:
+def mean_energies(members, data, exact=False):
     """eV, the mean over the members, in single precision, or exactly."""
     found = [energies(exactly(m.model) if exact else m.model.float(), data) for m in members]
     return [float(value) for value in np.mean(found, axis=0)]
 
 
-def write_shipped(name: str) -> None:
+def write_shipped(name):
     """Write down what another shipped model predicts."""
     path, data = FOLDER / "shipped.json", shipped_structures()
     known, members = json.loads(path.read_text(encoding="utf-8")), load_models(pretrained_models()[name])
@@ -78,20 +73,20 @@ def write_shipped(name: str) -> None:
     path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
-def exactly(model: EnergyModel) -> EnergyModel:
+def exactly(model):
     """The model in double precision, its far field without the error of a numerical method where it has one."""
     if isinstance(model.config.attention, MethodKeys):
         set_frequencies(model, "exact")
     return model.double()
 
 
-def preset_energies(name: str) -> list[float]:
+def preset_energies(name):
     """eV, of a preset with the weights of seed 0, in double precision."""
     torch.manual_seed(0)
     return energies(exactly(EnergyModel(preset_config(name).model, 0)), structures())
 
 
-def _data(atoms: Atoms) -> Any:
+def _data(atoms):
     return from_atoms(atoms, str(atoms.symbols), ReadOptions(tags="oc20"))
 
 

@@ -1,30 +1,23 @@
 """The suite passes where it should and fails, property by property, where something has been broken."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
+from molflt.attention.config import MethodKeys
 from molflt.attention.registry import attention_config
 from molflt.data.ase import from_atoms
 from molflt.data.open import open_dataset
 from molflt.data.rdkit import from_smiles
 from molflt.data.reading import ReadOptions
-from molflt.invariance import structures as make
-from molflt.invariance.harness import CHECKS, Result, run_suite
+from molflt.invariance.harness import CHECKS, run_suite
 from molflt.invariance.structures import (
     SHARE,
     additivity,
     builtin_structures,
-    energies,
     far_share,
     has_far_field,
     scaled_until_it_matters,
@@ -40,21 +33,30 @@ from tests.model.files import metadata_of
 
 SIZES = {"dim": 16, "n_heads": 4, "n_layers": 2, "ffn_dim": 32, "n_rbf": 8, "cutoff": 4.0}
 NARROW = {"sigma_min": 1.5, "sigma_max": 4.0, "n_basis": 4, "n_features": 8}
-"""Those keys of them that a mechanism has, and that act."""
-ATTENTIONS: dict[str, Any] = {
-    "flt": {},
+"""A mechanism takes those that act."""
+ATTENTIONS = {
+    **{name: name for name in ("flt", "local", "performer", "softmax", "flt-undamped", "ra", "ra-rpe", "lara-rpe")},
+    **{name: name for name in ("elu", "relu", "trigrf-qmc")},
+    "waves": {"spectrum": "sampled"},
     "both": {"spectrum": "both"},
     "rank one": {"far_rank": 1},
+    "rank m": {"far_rank": "m"},
     "lattice": {"frequencies": "lattice"},
     "mesh": {"frequencies": "mesh", "tolerance": 1e-3},
-    "no far field": {"mechanism": "local"},
-    "performer": {"mechanism": "kernelised"},
-    "softmax": {"mechanism": "softmax"},
+    "vectors": {"vector_channels": 4, "spectrum": "both"},
+    "local, vectors": {"mechanism": "local", "vector_channels": 4},
+    "undamped, free": {"mechanism": "undamped", "spectrum": "free"},
+    "biased ra": {"mechanism": "randomised", "sampling": "biased"},
+    **{
+        f"undamped with {kernel}": {"mechanism": "undamped", "far_rank": "m", "kernel": kernel}
+        for kernel in ("saderf-mm", "oprf-fastfood")
+    },
 }
+"""Every mechanism that is invariant, which concat is not, and a kernel of each kind."""
 CONCAT = {"mechanism": "concat"}
 
 
-def load(config: ModelConfig) -> LoadedModel:
+def load(config):
     """An untrained model as if from a file, with energies of a realistic size."""
     torch.manual_seed(0)
     model = EnergyModel(config)
@@ -66,22 +68,22 @@ def load(config: ModelConfig) -> LoadedModel:
     return LoadedModel(model.eval(), metadata, Path("untrained"))
 
 
-def small(attention: dict[str, Any]) -> LoadedModel:
-    config = attention_config(**attention)
-    acting = {key: value for key, value in NARROW.items() if key in type(config).model_fields and config.acts(key)}
-    return load(ModelConfig(**SIZES, attention=attention_config(**{**acting, **attention})))
+def small(attention):
+    config = attention_config(attention) if isinstance(attention, str) else attention_config(**attention)
+    acting = {key for key in NARROW.keys() & type(config).model_fields if config.acts(key)} - config.model_fields_set
+    return load(ModelConfig(**SIZES, attention=config.model_copy(update={key: NARROW[key] for key in acting})))
 
 
-def structures(*names: str) -> list[Any]:
+def structures(*names):
     return [from_atoms(STRUCTURES[name](), name, ReadOptions(tags="oc20")) for name in names or STRUCTURES]
 
 
-def verdicts(results: list[Result], name: str) -> set[str]:
+def verdicts(results, name):
     return {result.verdict for result in results if result.name == name}
 
 
-FEW = ("molecule", "triclinic")
-ALSO_SLOW = ("rank one", "lattice", "mesh")
+FEW = ("molecule", "slab_open", "tiny_cell")
+ALSO_SLOW = ("rank one", "mesh")
 
 
 @pytest.mark.parametrize(
@@ -96,28 +98,19 @@ def test_every_property_holds(attention, names):
     results = run_suite(loaded, data, n_draws=1)
     assert {result.name for result in results} == {*CHECKS, "dtype"}
     assert {result.far_scaled for result in results} == {False, has_far_field(loaded.model)}
-    estimator = attention in ("no far field", "performer", "softmax")
+    has_exact_form = isinstance(loaded.model.config.attention, MethodKeys)
     for result in results:
-        skipped = estimator and result.name == "against exact"
+        skipped = result.name == "against exact" and not has_exact_form
         assert result.verdict == ("not applicable" if skipped else "pass"), result
 
 
 def test_the_published_form_fails_rotation_and_translation():
-    """The negative control; its violation, in eV, is in the result."""
     results = run_suite(small(CONCAT), structures("molecule", "benzene", "slab"), n_draws=2)
     for name in ("rotation", "reflection", "translation"):
         assert verdicts(results, name) == {"fail"}
         assert max(r.worst for r in results if r.name == name) > 1e-4
     for name in ("padding", "batch-mates", "determinism", "save and load"):
         assert verdicts(results, name) == {"pass"}
-
-
-def test_random_directions_fail_rotation_only():
-    loaded = small({"mechanism": "undamped", "directions": "random"})
-    checks = {name: CHECKS[name] for name in ("rotation", "translation")}
-    results = run_suite(loaded, structures("molecule", "benzene"), n_draws=2, checks=checks)
-    assert verdicts(results, "rotation") == {"fail"}
-    assert verdicts(results, "translation") == {"pass"}
 
 
 BROKEN = {
@@ -189,17 +182,9 @@ def test_a_method_worse_than_it_says_is_found(monkeypatch):
     assert verdicts(results, "against exact") == {"fail"}
 
 
-def test_trained_model(loaded, val_set):
-    """As it came out of training, on what it was validated with."""
-    results = run_suite(loaded, [unlabelled(val_set[i]) for i in range(2)], n_draws=1)
-    assert {result.verdict for result in results} == {"pass"}
-    assert {result.far_scaled for result in results} == {False, True}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["flt", "both"])
 def test_oc20_cells(attention):
-    """The cells of the real data, three records of each kind of pickle."""
     folder = Path(os.environ.get("MOLFLT_DATA", "")) / "oc20_is2re"
     if not os.environ.get("MOLFLT_DATA") or not folder.is_dir():
         pytest.skip("MOLFLT_DATA does not name a folder with oc20_is2re")
@@ -239,46 +224,3 @@ def test_presets(preset):
     assert max(len(d.atomic_numbers) for d in data) <= 200
     for result in run_suite(load(config), data, n_draws=1):
         assert result.verdict == "pass", result
-
-
-MOLECULES = ["O", "CCO", "c1ccccc1", "C#N", "CC(=O)N", "OC(=O)c1ccccc1", "C1CC1", "[Na+].[Cl-]", "FC(F)(F)S"]
-_MODELS = {name: small(ATTENTIONS[name]) for name in ("flt", "both")}
-
-
-@given(
-    smiles=st.sampled_from(MOLECULES),
-    rattle=st.floats(0.0, 0.2),
-    seed=st.integers(0, 2**16),
-    change=st.sampled_from(["rotation", "reflection", "translation", "permutation"]),
-    attention=st.sampled_from(list(_MODELS)),
-)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_molecules(smiles, rattle, seed, change, attention):
-    random = np.random.default_rng(seed)
-    data = from_smiles(smiles)
-    data.positions = data.positions + torch.from_numpy(random.normal(0, rattle, size=data.positions.shape))
-    _same(_MODELS[attention], data, change, random)
-
-
-@given(
-    layers=st.integers(1, 3),
-    pbc=st.sampled_from([(True, True, True), (True, True, False)]),
-    seed=st.integers(0, 2**16),
-    change=st.sampled_from(["rotation", "reflection", "translation", "permutation", "wrapping", "cell_change"]),
-    attention=st.sampled_from(list(_MODELS)),
-)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_slabs(layers, pbc, seed, change, attention):
-    atoms: Atoms = slab()[: 4 * layers]
-    atoms.rattle(0.1, seed=seed)
-    atoms.pbc = pbc
-    _same(
-        _MODELS[attention], from_atoms(atoms, "slab", ReadOptions(tags="oc20")), change, np.random.default_rng(seed)
-    )
-
-
-def _same(loaded: LoadedModel, data: Any, change: str, random: np.random.Generator) -> None:
-    model = loaded.model.double()
-    before = energies(model, [data])
-    after = energies(model, [getattr(make, change)(data, random)])
-    assert abs(float(after.energy[0] - before.energy[0])) < 1e-10 * max(1.0, float(before.magnitude[0]))

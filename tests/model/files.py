@@ -1,41 +1,25 @@
 """Model files to be written, altered and read back."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from molflt.data.dataset import StructureDataset
 from molflt.model.config import ModelConfig
 from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import (
-    METADATA_KEY,
-    LoadedModel,
-    ModelMetadata,
-    TrainingData,
-    load_model,
-    save_model,
-)
+from molflt.model.model_file import METADATA_KEY, LoadedModel, ModelMetadata, TrainingData, load_model, save_model
 from molflt.prediction.predict import predict
 
-Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], object]
-"""Something done to the tensors and to the metadata of a file."""
 
-
-def content_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def content_of(path):
     with safe_open(path, framework="pt") as handle:
         names = list(handle.keys())
         return {name: handle.get_tensor(name) for name in names}, json.loads(handle.metadata()[METADATA_KEY])
 
 
-def altered(model_path: Path, folder: Path, change: Change) -> Path:
+def altered(model_path, folder, change):
     """A copy of a model file after ``change(tensors, metadata)``."""
     tensors, metadata = content_of(model_path)
     change(tensors, metadata)
@@ -44,13 +28,13 @@ def altered(model_path: Path, folder: Path, change: Change) -> Path:
     return path
 
 
-def tiny(attention: Any) -> ModelConfig:
+def tiny(attention):
     sizes = {"dim": 8, "n_heads": 2, "n_layers": 2, "ffn_dim": 8, "n_rbf": 4}
     return ModelConfig.model_validate({**sizes, "attention": attention})
 
 
-def metadata_of(config: ModelConfig, **changes: Any) -> ModelMetadata:
-    values: dict[str, Any] = {
+def metadata_of(config, **changes):
+    values = {
         "seed": 7,
         "target": "y_relaxed",
         "elements": [1, 29],
@@ -62,7 +46,7 @@ def metadata_of(config: ModelConfig, **changes: Any) -> ModelMetadata:
     return ModelMetadata(config=config, **{**values, **changes})
 
 
-def check_round_trip(config: ModelConfig, structures: StructureDataset, folder: Path) -> None:
+def check_round_trip(config, structures, folder):
     """In either precision, tensors and energies of a model that was saved are those of the one that is loaded."""
     torch.manual_seed(1)
     model = EnergyModel(config, seed=7).eval()

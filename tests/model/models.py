@@ -1,27 +1,21 @@
 """Small models of every kind of attention, and what each must stand."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
-from ase.build import make_supercell
 
 from molflt.model.config import ModelConfig
 from molflt.model.derivatives import derivatives
 from molflt.model.energy_model import EnergyModel
 from molflt.model.standardiser import Statistics
-from tests.attention.structures import STRUCTURES, batch_of, rotated
+from tests.attention.structures import STRUCTURES, batch_of
 
 SIZES = {"dim": 16, "n_heads": 4, "n_layers": 2, "ffn_dim": 32, "n_rbf": 8}
 MEAN = 0.3
 """eV: the mean of the statistics of :func:`make_model`."""
 
 
-def make_model(attention: Any, dtype: torch.dtype = torch.float64, **sizes: Any) -> EnergyModel:
+def make_model(attention, dtype=torch.float64, **sizes):
     """Generic weights, with the far field scaled up until it matters and tags that weigh alike."""
     torch.manual_seed(0)
     config = ModelConfig(**{**SIZES, "pair_types": True, **sizes}, attention=attention)
@@ -38,72 +32,22 @@ def make_model(attention: Any, dtype: torch.dtype = torch.float64, **sizes: Any)
     return model.to(dtype).eval()
 
 
-def batch_for(model: EnergyModel, atoms: list[Atoms], margin: float = 0.0) -> Any:
+def batch_for(model, atoms, margin=0.0):
     """Structures with the neighbour list that a model asks for, or one that reaches some Å further."""
     config = model.config
     return batch_of(atoms, config.neighbour_cutoff + margin, config.all_pairs_if_isolated)
 
 
-def energies(model: EnergyModel, atoms: list[Atoms], n_max: int | None = None) -> torch.Tensor:
+def energies(model, atoms, n_max=None):
     with torch.no_grad():
         return model(batch_for(model, atoms), n_max).energy
 
 
-def all_structures() -> list[Atoms]:
+def all_structures():
     return [make() for make in STRUCTURES.values()]
 
 
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Relative to the energy, and to 1 eV, half the standard deviation of these models, where it crosses zero."""
-    return float(((a - b).abs() / b.abs().clamp(min=1.0)).max())
-
-
-def change_in_company(model: EnergyModel) -> float:
-    """The largest relative change: alone, with batch-mates in another order, padded further, with reordered atoms."""
-    structures = all_structures()
-    together = energies(model, structures)
-    random = np.random.default_rng(0)
-    others = [
-        torch.cat([energies(model, [a]) for a in structures]),
-        energies(model, structures[::-1]).flip(0),
-        energies(model, structures, n_max=31),
-        energies(model, [a[random.permutation(len(a))] for a in structures]),
-    ]
-    return max(relative(other, together) for other in others)
-
-
-def change_when_moved(model: EnergyModel) -> float:
-    """The largest relative change under rotation, reflection, translation and another choice of periodic images."""
-    structures = all_structures()
-    random = np.random.default_rng(0)
-    moved = []
-    for i, atoms in enumerate(structures):
-        a = rotated(atoms, seed=i)
-        a.positions += random.uniform(-50, 50, size=3)
-        a.positions += (random.integers(-2, 3, size=(len(a), 3)) * np.array(a.pbc)) @ np.asarray(a.cell)
-        moved.append(a)
-    return relative(energies(model, moved), energies(model, structures))
-
-
-def check_supercells(model: EnergyModel) -> None:
-    """An oblique double cell has twice the sum over atoms: the denominator is local (DESIGN §3)."""
-    for name in ("slab", "triclinic", "tiny_cell"):
-        atoms = STRUCTURES[name]()
-        big = make_supercell(atoms, np.array([[2, 0, 0], [1, 1, 0], [0, 0, 1]]))
-        assert len(big) == 2 * len(atoms)
-        one, two = energies(model, [atoms])[0] - MEAN, energies(model, [big])[0] - MEAN
-        assert float((two - 2 * one).abs() / two.abs()) < 1e-6
-
-
-def check_it_trains_as_it_is_built(attention: Any) -> None:
-    """Single precision without a conversion, and a finite gradient for every parameter that is used."""
-    torch.manual_seed(0)
-    model = EnergyModel(ModelConfig(**{**SIZES, "n_layers": 1}, attention=attention))
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    check_finite(model, [STRUCTURES[name]() for name in ("molecule", "slab", "atom")])
-
-
-def check_finite(model: EnergyModel, atoms: list[Atoms], autocast: bool = False) -> torch.Tensor:
+def check_finite(model, atoms, autocast=False):
     """No NaN and no infinity in energies, displacements and gradients, those of the positions included."""
     batch = batch_for(model, atoms)
     batch.positions.requires_grad_()
@@ -122,36 +66,7 @@ def check_finite(model: EnergyModel, atoms: list[Atoms], autocast: bool = False)
     return output.energy.detach()
 
 
-def extreme_queries(model: EnergyModel) -> None:
-    _set(model, "projection.weight", lambda p: 100 * p)
-
-
-def negative_weights(model: EnergyModel) -> None:
-    _set(model, "rpe_weights", lambda p: -10 * p.abs())
-
-
-def widest(model: EnergyModel) -> None:
-    for name in BOUNDED:
-        _set(model, name, lambda p: torch.full_like(p, 60.0))
-
-
-def narrowest(model: EnergyModel) -> None:
-    for name in BOUNDED:
-        _set(model, name, lambda p: torch.full_like(p, -60.0))
-
-
-BOUNDED = ("raw_widths", "raw_scales", "raw_temperature")
-EXTREMES = (extreme_queries, negative_weights, widest, narrowest)
-
-
-def _set(model: EnergyModel, ending: str, change: Any) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith(ending):
-                parameter.copy_(change(parameter))
-
-
-def forces(model: EnergyModel, atoms: Atoms) -> torch.Tensor:
+def forces(model, atoms):
     """Automatic −∂E/∂r. The neighbour list reaches 0.5 Å too far, so that no edge is missed when atoms are moved."""
     batch = batch_for(model, [atoms], margin=0.5)
     batch.positions.requires_grad_()
@@ -159,7 +74,7 @@ def forces(model: EnergyModel, atoms: Atoms) -> torch.Tensor:
     return -gradient
 
 
-def check_forces(model: EnergyModel, atoms: Atoms, at_rest: float = 1e-11, torque: float | None = 1e-10) -> None:
+def check_forces(model, atoms, at_rest=1e-11, torque=1e-10):
     """Forces are central differences, add up to zero, and do not turn an isolated structure.
 
     Args:
@@ -184,7 +99,7 @@ def check_forces(model: EnergyModel, atoms: Atoms, at_rest: float = 1e-11, torqu
         assert float(net_torque(atoms, found).abs().max()) < torque * scale
 
 
-def check_stress(model: EnergyModel, atoms: Atoms, tolerance: float = 1e-5) -> None:
+def check_stress(model, atoms, tolerance=1e-5):
     """The stress of a periodic structure is symmetric, and made of central differences, to ``tolerance``."""
     stress, step = derivatives(model, batch_for(model, [atoms], margin=0.5), stress=True).stress, 1e-5
     assert stress is not None
@@ -205,13 +120,13 @@ def check_stress(model: EnergyModel, atoms: Atoms, tolerance: float = 1e-5) -> N
         assert float(stress[0, i, j]) == pytest.approx(expected, rel=tolerance, abs=1e-4 * tolerance)
 
 
-def net_torque(atoms: Atoms, found: torch.Tensor) -> torch.Tensor:
+def net_torque(atoms, found):
     """About the centre, (3,)."""
     arms = torch.from_numpy(atoms.positions - atoms.positions.mean(axis=0))
     return torch.linalg.cross(arms, found).sum(dim=0)
 
 
-def check_hessian_vector_product(model: EnergyModel, atoms: Atoms) -> None:
+def check_hessian_vector_product(model, atoms):
     """Against differences of forces; and gradients of forces reach the weights of the far field."""
     batch = batch_for(model, [atoms], margin=0.5)
     batch.positions.requires_grad_()
@@ -229,14 +144,9 @@ def check_hessian_vector_product(model: EnergyModel, atoms: Atoms) -> None:
     torch.testing.assert_close(curved, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
-def apart(gap: float) -> tuple[Atoms, Atoms, Atoms]:
-    """Two molecules, and both of them some Å apart."""
-    one, two = STRUCTURES["molecule"](), STRUCTURES["benzene"]()
-    two.positions += (gap, 0.3 * gap, -0.1 * gap)
-    return one, two, one + two
-
-
-def excess(model: EnergyModel, gap: float) -> float:
-    """Energy of two molecules together less the sum of their energies, relative to the sum, without means."""
-    one, two, both = (energies(model, [atoms])[0] - MEAN for atoms in apart(gap))
+def excess(model, gap):
+    """Energy of two molecules some Å apart less the sum of their energies, relative to the sum, without means."""
+    first, second = STRUCTURES["molecule"](), STRUCTURES["benzene"]()
+    second.positions += (gap, 0.3 * gap, -0.1 * gap)
+    one, two, both = (energies(model, [atoms])[0] - MEAN for atoms in (first, second, first + second))
     return abs(float((both - one - two) / (one + two)))

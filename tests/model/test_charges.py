@@ -1,9 +1,5 @@
 """Models with latent charges: held sums, invariance, forces and stress, and ions taken and refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -21,7 +17,6 @@ from molflt.data.record import to_data, to_record
 from molflt.errors import InputError
 from molflt.export.scripted import refuse_what_cannot_be_exported
 from molflt.invariance.structures import doubled
-from molflt.model.energy_model import EnergyModel
 from molflt.model.model_file import save_model
 from molflt.simulate.ase import MolFLTCalculator
 from tests.attention.structures import batch_of, rotated
@@ -32,7 +27,7 @@ IONS = ReadOptions(charges=True)
 
 
 @pytest.fixture(scope="module")
-def model() -> EnergyModel:
+def model():
     """Charges of some tenths of e."""
     found = make_model("molflt", cutoff=3.0, charges=2)
     assert found.charge_head is not None
@@ -41,13 +36,13 @@ def model() -> EnergyModel:
     return found
 
 
-def salt() -> Atoms:
+def salt():
     crystal = bulk("NaCl", "rocksalt", a=5.6) * (2, 1, 1)
     crystal.rattle(0.2, seed=0)
     return crystal
 
 
-def test_the_sum_of_charges_is_held(model: EnergyModel) -> None:
+def test_the_sum_of_charges_is_held(model):
     batch = batch_for(model, [molecule("H2O"), molecule("CH3CH2OH"), salt()])
     batch.charge = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64)
     output = model(batch)
@@ -59,7 +54,7 @@ def test_the_sum_of_charges_is_held(model: EnergyModel) -> None:
     torch.testing.assert_close(parts + model.standardiser.mean, output.energy)
 
 
-def test_energies_are_invariant_and_add_up_over_cells(model: EnergyModel) -> None:
+def test_energies_are_invariant_and_add_up_over_cells(model):
     ethanol, crystal = molecule("CH3CH2OH"), salt()
     plain = energies(model, [ethanol, crystal])
     torch.testing.assert_close(energies(model, [rotated(ethanol, 1), crystal]), plain)
@@ -70,14 +65,14 @@ def test_energies_are_invariant_and_add_up_over_cells(model: EnergyModel) -> Non
     torch.testing.assert_close(super_cell - mean, 2 * (plain[1] - mean), rtol=1e-6, atol=1e-6)
 
 
-def test_forces_and_stress_are_derivatives(model: EnergyModel) -> None:
+def test_forces_and_stress_are_derivatives(model):
     for atoms in (molecule("CH3CH2OH"), salt()):
         check_forces(model, atoms, at_rest=1e-6, torque=1e-3)
     check_stress(model, salt(), tolerance=1e-4)
 
 
-def test_two_ions_far_apart_feel_each_other_only_with_charges(model: EnergyModel) -> None:
-    def at(distance: float, charges: int) -> float:
+def test_two_ions_far_apart_feel_each_other_only_with_charges(model):
+    def at(distance, charges):
         pair = batch_of([Atoms("NaCl", [[0, 0, 0], [0, 0, distance]])], 3.0, False)
         other = model if charges else make_model("local", cutoff=3.0)
         return float(other(pair).energy.detach())
@@ -86,7 +81,7 @@ def test_two_ions_far_apart_feel_each_other_only_with_charges(model: EnergyModel
     assert abs(at(50.0, 1) - at(60.0, 1)) > 1e-5
 
 
-def test_ions_are_taken_by_models_with_charges_and_refused_by_others() -> None:
+def test_ions_are_taken_by_models_with_charges_and_refused_by_others():
     hydroxide = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], info={"charge": -1})
     with pytest.raises(InputError, match=r"ion: .*know no charge.*--allow-charged.*model\.charges=1"):
         from_atoms(hydroxide, "ion")
@@ -107,16 +102,14 @@ def test_ions_are_taken_by_models_with_charges_and_refused_by_others() -> None:
 
 
 @pytest.mark.parametrize("charge", [float("nan"), 0.4, 101, float("inf"), "much", [1, 2]])
-def test_a_charge_that_is_none_is_refused_in_one_line(charge: object) -> None:
+def test_a_charge_that_is_none_is_refused_in_one_line(charge):
     atoms = molecule("H2O")
     atoms.info["charge"] = charge
     with pytest.raises(InputError, match=r"^a\.xyz#3: atoms\.info\['charge'\] is .*correct it or leave it out$"):
         from_atoms(atoms, "a.xyz#3", options=IONS)
 
 
-def test_a_file_a_prediction_a_calculator_and_info(
-    model: EnergyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_a_prediction_a_calculator_and_info(model, tmp_path, capsys):
     path = tmp_path / "model.safetensors"
     save_model(path, model, metadata_of(model.config, target="energy", elements=[1, 8]))
     ion = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], info={"charge": -1})
@@ -132,7 +125,7 @@ def test_a_file_a_prediction_a_calculator_and_info(
     assert "charges: 2 channels, 1/r to any distance" in capsys.readouterr().out
 
 
-def test_no_export_yet(model: EnergyModel) -> None:
+def test_no_export_yet(model):
     with pytest.raises(InputError, match="with charges"):
         refuse_what_cannot_be_exported(model)
 
@@ -147,7 +140,7 @@ def test_what_repeats_along_two_axes_is_refused_where_it_is_read():
     assert "charge" not in from_atoms(slab, "slab#3")
 
 
-def test_an_atom_by_itself_is_not_the_ion(model: EnergyModel) -> None:
+def test_an_atom_by_itself_is_not_the_ion(model):
     """Its charge acts on nothing: what it is worth, the read-out has to say."""
     batch = batch_for(model, [Atoms("O"), Atoms("O")])
     batch.charge = torch.tensor([0.0, -1.0], dtype=torch.float64)

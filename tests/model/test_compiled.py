@@ -1,7 +1,5 @@
 """A compiled model gives what the model gives, for batches of every size."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

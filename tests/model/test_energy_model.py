@@ -1,105 +1,14 @@
-"""The whole model: what it must not depend on, and that it would show if it did."""
+"""The whole model: additivity, reach, read-out, and precision. Invariance is in tests/invariance."""
 
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 from ase.build import add_adsorbate, fcc111
 
 from molflt.attention.smooth import envelope
 from molflt.model.standardiser import Statistics
 from tests.attention.structures import STRUCTURES, random_rotation, rotated
-from tests.model.models import (
-    MEAN,
-    all_structures,
-    batch_for,
-    change_in_company,
-    change_when_moved,
-    check_it_trains_as_it_is_built,
-    check_supercells,
-    energies,
-    excess,
-    make_model,
-)
-
-NARROW = {"sigma_min": 2.0, "sigma_max": 4.0}
-ATTENTIONS = {
-    "flt": "flt",
-    "waves": {"spectrum": "sampled"},
-    "both": {"spectrum": "both"},
-    "rank one": {"far_rank": 1},
-    "rank m": {"far_rank": "m"},
-    "lattice": {"frequencies": "lattice", **NARROW},
-    "local": "local",
-    "vectors": {"vector_channels": 4, "spectrum": "both"},
-    "local, vectors": {"mechanism": "local", "vector_channels": 4},
-    "performer": "performer",
-    "softmax": "softmax",
-    "undamped, free": {"mechanism": "undamped", "spectrum": "free"},
-    "biased ra": {"mechanism": "randomised", "sampling": "biased"},
-    **{name: name for name in ("flt-undamped", "ra", "ra-rpe", "lara-rpe", "elu", "relu", "trigrf-qmc")},
-    **{
-        f"undamped with {kernel}": {"mechanism": "undamped", "far_rank": "m", "kernel": kernel}
-        for kernel in ("saderf-mm", "oprf-fastfood")
-    },
-}
-"""Every mechanism that is invariant, which flt-concat is not, and a kernel of each kind."""
-every_invariant = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
-every_attention = pytest.mark.parametrize(
-    "attention", [*ATTENTIONS.values(), "flt-concat"], ids=[*ATTENTIONS, "flt-concat"]
-)
-
-
-@every_attention
-def test_alone_in_a_batch_padded_and_reordered_agree(attention):
-    assert change_in_company(make_model(attention)) < 1e-10
-
-
-@every_attention
-def test_so_do_they_in_single_precision(attention):
-    assert change_in_company(make_model(attention, torch.float32)) < 1e-5
-
-
-@every_invariant
-def test_invariant_to_rotation_reflection_translation_and_image(attention):
-    """Waves hold to their ε where an axis does not repeat."""
-    model = make_model(attention)
-    to_tolerance = attention == ATTENTIONS["lattice"]
-    assert change_when_moved(model) < (10 * model.config.attention.tolerance if to_tolerance else 1e-10)
-
-
-@every_attention
-def test_trains_as_it_is_built(attention):
-    check_it_trains_as_it_is_built(attention)
-
-
-@pytest.mark.parametrize("attention", ["flt", {"spectrum": "both"}], ids=str)
-def test_the_far_field_matters_where_invariance_was_found(attention):
-    """No vacuous pass: without the far field the energies of these weights change by 30 % of their spread."""
-    model, structures = make_model(attention), all_structures()
-    with_far = energies(model, structures)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("rpe_weights"):
-                parameter.zero_()
-    without = energies(model, structures)
-    references = torch.tensor([float(sum(-0.1 * z for z in atoms.numbers)) for atoms in structures])
-    learnt = with_far - references
-    spread = (learnt - learnt.mean()).abs().mean()
-    assert float((without - with_far).abs().mean()) > 0.3 * float(spread)
-
-
-@pytest.mark.parametrize(
-    "attention",
-    [
-        *("flt", {"spectrum": "both"}, {"far_rank": "m"}, {"vector_channels": 4}, "softmax"),
-        *("flt-undamped", "ra-rpe", "lara-rpe", "saderf-mm"),
-    ],
-    ids=str,
-)
-def test_a_supercell_is_a_multiple(attention):
-    check_supercells(make_model(attention))
-
+from tests.model.models import all_structures, batch_for, energies, excess, make_model
 
 SEPARABLE = {
     "exact": ({"frequencies": "exact"}, 1e-12),
@@ -115,36 +24,6 @@ SEPARABLE = {
 @pytest.mark.parametrize(("attention", "tolerance"), SEPARABLE.values(), ids=SEPARABLE)
 def test_energies_of_separate_structures_add_up(attention, tolerance):
     assert excess(make_model({"sigma_min": 1.5, "sigma_max": 4.0, **attention}), 50.0) < 10 * tolerance
-
-
-def test_close_structures_and_global_normalisers_do_not_add_up():
-    """Power: at 5 Å the far field shows, and with a normaliser over all atoms no distance is enough."""
-    assert excess(make_model({"frequencies": "exact", "sigma_max": 4.0}), 5.0) > 1e-4
-    for mechanism in ("softmax", "kernelised"):
-        assert excess(make_model({"mechanism": mechanism}), 50.0) > 1e-5
-
-
-def test_far_weights_reach_beyond_every_neighbour():
-    """Two clusters out of each other's local reach: only the Fourier RPE lets one feel the other."""
-
-    def pair(distance: float) -> Atoms:
-        return Atoms("CONF", [[0, 0, 0], [1.2, 0, 0], [distance, 0, 0], [distance, 1.3, 0]])
-
-    near, further = [pair(9.0)], [pair(11.0)]
-    blind, sighted = make_model("local"), make_model("flt")
-    assert float((energies(blind, near) - energies(blind, further)).abs()) < 1e-12
-    assert float((energies(sighted, near) - energies(sighted, further)).abs()) > 1e-6
-
-
-def test_a_performer_sees_no_positions_and_flt_does():
-    for attention, sees in (("performer", False), ("flt", True)):
-        model = make_model(attention)
-        model.embedding.neighbour_element.weight.data.zero_()
-        atoms = STRUCTURES["molecule"]()
-        other = atoms.copy()
-        other.rattle(0.1, seed=5)
-        moved = float((energies(model, [atoms]) - energies(model, [other])).abs())
-        assert (moved > 1e-6) == sees
 
 
 def test_recycles_share_weights_and_change_the_result():
@@ -164,19 +43,10 @@ def test_displacements_turn_with_the_structure(attention):
     torch.testing.assert_close(after, before @ torch.from_numpy(random_rotation(7)), rtol=1e-9, atol=1e-12)
 
 
-def test_atomic_energies_sum_to_the_energy():
-    model = make_model("flt")
-    batch = batch_for(model, all_structures())
-    with torch.no_grad():
-        output = model(batch)
-    sums = torch.zeros(len(STRUCTURES), dtype=torch.float64).index_add(0, batch.batch, output.atomic_energies)
-    torch.testing.assert_close(output.energy, sums + MEAN)
-
-
 def test_what_is_far_from_the_adsorbate_counts_only_without_contact():
     """Oracle: the weights from all images by brute force. Power: with ``read_out=all`` a wider slab changes much."""
 
-    def wide(n: int) -> Atoms:
+    def wide(n):
         slab = fcc111("Cu", (n, 3, 2), vacuum=6.0)
         add_adsorbate(slab, "O", 1.5, "ontop", offset=1)
         slab.set_tags([2 if z == 8 else 0 for z in slab.numbers])

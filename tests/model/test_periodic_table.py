@@ -1,7 +1,5 @@
 """Groups and periods against the table as IUPAC prints it, starts of vectors against their covariance."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -21,28 +19,24 @@ Rb Sr Y  Zr Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I  Xe
 Cs Ba *  Hf Ta W  Re Os Ir Pt Au Hg Tl Pb Bi Po At Rn
 Fr Ra *  Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts Og
 """
-F_BLOCK = {
-    6: "La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu",
-    7: "Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr",
-}
+F_BLOCK = {6: "La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu", 7: "Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr"}
 
 
-def _expected() -> dict[str, tuple[int, int]]:
+def _expected():
     found = {symbol: (3, period) for period, symbols in F_BLOCK.items() for symbol in symbols.split()}
     for period, row in enumerate(TABLE.strip().splitlines(), start=1):
         found |= {symbol: (group, period) for group, symbol in enumerate(row.split(), start=1) if symbol.isalpha()}
     return found
 
 
-def test_groups_and_periods() -> None:
+def test_groups_and_periods():
     expected = _expected()
     assert len(expected) == MAX_ATOMIC_NUMBER
     found = {chemical_symbols[z]: group_and_period(z) for z in range(1, MAX_ATOMIC_NUMBER + 1)}
     assert found == expected
 
 
-def test_descriptors_of_some_elements() -> None:
-    """Fluorine is the most electronegative element, and what is not known is no number."""
+def test_descriptors_of_some_elements():
     table = descriptors()
     assert table[atomic_numbers["Fe"]].tolist() == [8, 4, 1.32, 1.83]
     pauling = table[:, 3].nan_to_num()
@@ -53,11 +47,11 @@ def test_descriptors_of_some_elements() -> None:
     assert not table[1:, :2].isnan().any()
 
 
-def _like(first: str, second: str) -> float:
+def _like(first, second):
     return float(likeness()[atomic_numbers[first], atomic_numbers[second]])
 
 
-def test_likeness() -> None:
+def test_likeness():
     """Nb and Ta share their group and are near in radius and electronegativity; neon has no electronegativity."""
     expected = 0.32 + 0.22 * (math.exp(-((0.06 / 0.2) ** 2) / 2) + math.exp(-((0.1 / 0.3) ** 2) / 2))
     assert _like("Nb", "Ta") == pytest.approx(expected)
@@ -70,14 +64,14 @@ def test_likeness() -> None:
     assert float(torch.linalg.eigvalsh(matrix)[0]) > 0.15
 
 
-def test_vectors_start_alike() -> None:
+def test_vectors_start_alike():
     dim = 40_000
     torch.manual_seed(0)
     vectors = element_embedding(dim).weight.detach().to(torch.float64)
     torch.testing.assert_close(vectors @ vectors.T / dim, likeness(), rtol=0, atol=6 * math.sqrt(2 / dim))
 
 
-def test_vectors_are_rounded_once() -> None:
+def test_vectors_are_rounded_once():
     """Bit for bit what NumPy's linear algebra makes of the same draws: nothing is left of the order of summation."""
     dim = 128
     torch.manual_seed(0)
@@ -86,5 +80,3 @@ def test_vectors_are_rounded_once() -> None:
     draws = torch.nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim).weight.detach().numpy()
     root = np.linalg.cholesky(likeness().numpy())
     np.testing.assert_array_equal(vectors, (root @ draws.astype(np.float64)).astype(np.float32))
-    # Power: summed in single precision they are others.
-    assert not np.array_equal(vectors, root.astype(np.float32) @ draws)

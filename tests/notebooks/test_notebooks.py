@@ -1,7 +1,5 @@
 """Notebooks are committed with their outputs, and still run from top to bottom to outputs of the same kinds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,12 @@ AGAIN = "run: python -m scripts.tools.notebooks"
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-def read(path: Path) -> Any:
+def read(path):
     return nbformat.read(path, as_version=4)
 
 
-def kinds(notebook: Any) -> list[list[str]]:
-    """What each code cell leaves: kinds of its outputs, with those of pictures. Standard error is no output."""
+def kinds(notebook):
+    """Kinds of the outputs of each code cell, with those of pictures; standard error is no output."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [
         [
@@ -34,12 +32,12 @@ def kinds(notebook: Any) -> list[list[str]]:
     ]
 
 
-def test_the_notebooks_are_there() -> None:
+def test_the_notebooks_are_there():
     assert {path.stem for path in NOTEBOOKS} >= {"quickstart", "adsorption", "invariance", "your_own_data"}
 
 
 @EACH
-def test_outputs_are_stored(path: Path) -> None:
+def test_outputs_are_stored(path):
     """All cells were run in order; no output is an error or huge, and nothing is kept of the machine."""
     notebook = read(path)
     nbformat.validate(notebook)
@@ -54,7 +52,7 @@ def test_outputs_are_stored(path: Path) -> None:
     assert set(notebook.metadata) <= {"kernelspec", "language_info"}
 
 
-def test_a_path_of_the_machine_is_found() -> None:
+def test_a_path_of_the_machine_is_found():
     stream = nbformat.v4.new_output("stream", text="runs/a is fine\nsee /tmp/x/y\n")
     cell = nbformat.v4.new_code_cell("x", outputs=[stream])
     assert notebooks.strange_paths(nbformat.v4.new_notebook(cells=[cell])) == ["see /tmp/x/y"]
@@ -62,7 +60,7 @@ def test_a_path_of_the_machine_is_found() -> None:
 
 @pytest.mark.slow
 @EACH
-def test_it_runs(path: Path, tmp_path: Path) -> None:
+def test_it_runs(path, tmp_path):
     """In an empty working directory, which stays empty; to the same kinds of outputs as are stored."""
     work = tmp_path / "work"
     work.mkdir()

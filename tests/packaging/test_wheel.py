@@ -24,7 +24,7 @@ trainer: {max_epochs: 1, max_steps: 2}
 """
 
 
-def done(command: list[str], cwd: Path) -> str:
+def done(command, cwd):
     """Standard output of a command that must succeed, without this repository on its path."""
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     environment |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}
@@ -36,7 +36,7 @@ def done(command: list[str], cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def distributions(tmp_path_factory):
     """The source distribution, and the wheel that pip makes of it; neither needs the network."""
     folder = tmp_path_factory.mktemp("distributions")
     # A copy, so that no build folder of an older version is taken into the wheel.
@@ -50,7 +50,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
 
 
 @pytest.fixture(scope="module")
-def python(distributions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(distributions, tmp_path_factory):
     """The interpreter of a new environment that holds the wheel, and sees the packages of this one."""
     environment = tmp_path_factory.mktemp("environment")
     done([sys.executable, "-m", "venv", "--without-pip", str(environment)], environment)
@@ -63,7 +63,7 @@ def python(distributions: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     return interpreter
 
 
-def test_what_the_distributions_hold(distributions: tuple[Path, Path]) -> None:
+def test_contents_of_the_distributions(distributions):
     sdist, wheel = distributions
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -81,12 +81,12 @@ def test_what_the_distributions_hold(distributions: tuple[Path, Path]) -> None:
     assert wheel.stat().st_size < 12e6
 
 
-def test_it_is_the_wheel_that_runs(python: Path, tmp_path: Path) -> None:
+def test_it_is_the_wheel_that_runs(python, tmp_path):
     where = done([str(python), "-c", "import molflt; print(molflt.__file__)"], tmp_path).strip()
     assert Path(where).is_relative_to(python.parents[1])
 
 
-def test_commands(python: Path, tmp_path: Path) -> None:
+def test_commands(python, tmp_path):
     """From a folder that holds nothing: the configuration, training on bundled data, a model that comes with it."""
     command = str(python.with_name("molflt"))
     assert "bundled:fg/train.lmdb" in done([command, "config", "tiny"], tmp_path)

@@ -1,4 +1,4 @@
-"""What Python and the command line give of every atom: forces, terms of the energy, embeddings."""
+"""Predictions by atom, from Python and the command line: forces, terms of the energy, embeddings."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a GPU computes is what a CPU computes. Skipped where there is no GPU.
+"""A GPU computes the same as a CPU. Skipped where there is no GPU.
 
 Energies, forces and gradients of every attention mechanism in double precision, on structures of every periodicity;
 then what a user meets: shipped models, the calculator, a run and its resume, and the commands.

@@ -138,15 +138,6 @@ def test_order_is_preserved_and_the_model_left_as_it_was(loaded, many):
     assert all(torch.equal(value, before[name]) for name, value in loaded.model.state_dict().items())
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-def test_alone_or_among_64_others(dtype, rtol, loaded, many):
-    loaded.model.to(dtype)
-    together = predict(loaded, many, max_atoms=10**6)
-    for max_atoms in (1, 40, 2048):
-        energies = predict(loaded, many, max_atoms=max_atoms).energies
-        np.testing.assert_allclose(energies, together.energies, rtol=rtol)
-
-
 def test_elements_seen_and_unknown(loaded, val_set):
     assert predict(loaded, val_set).elements == {
         int(z) for i in range(len(val_set)) for z in val_set[i].atomic_numbers

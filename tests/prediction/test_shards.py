@@ -44,7 +44,7 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize(("n", "ensemble"), [(7, True), (20, False)])
 def test_together_they_are_the_undivided_one(n, ensemble, loaded, two, inputs, tmp_path):
-    """Also where there are more shards than batches; and nothing but shards is left."""
+    """More shards than batches are no exception; and nothing but shards is left."""
     models = two if ensemble else [loaded]
     paths = [one(models, inputs, f"{k}/{n}", tmp_path / "new" / "out.csv") for k in range(1, n + 1)]
     assert paths == sorted((tmp_path / "new").iterdir())

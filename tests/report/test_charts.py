@@ -1,4 +1,4 @@
-"""What the figures show, against numbers worked out by hand."""
+"""Contents of the figures against numbers worked out by hand."""
 
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -98,7 +98,6 @@ def test_points_and_bars_are_the_numbers():
 
 
 def test_on_a_page_each_point_tells_its_structure():
-    """A name may hold anything, and letters that matplotlib's font lacks."""
     found = evaluated_set("值 $x$ \x1b", n=8)
     place = svg(figure(draw_parity, [found], "energy"))
     root = ElementTree.fromstring(place)

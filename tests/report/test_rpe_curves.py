@@ -1,12 +1,10 @@
-"""The curves of the learned RPE against closed forms and against the model's own far field."""
-
-import math
+"""The curves of the learned RPE against the functions they show and against the model's own far field."""
 
 import numpy as np
 import pytest
 import torch
 
-from molflt.attention.far.members import REFERENCE_DENSITY
+from molflt.attention.smooth import envelope
 from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.rdkit import from_smiles
@@ -28,19 +26,9 @@ def test_closed_form(spectrum):
     found = far_curves(model)
     assert found.values.shape == (3, 2, len(found.distances))
     assert found.intended is found.nodes is found.coefficients is None
-    rpe = model.positions.rpe
-    widths = rpe.widths.detach().numpy()
-    kappa = 0 * widths if rpe.epsilon is None else 2.5 * rpe.epsilon.numpy() / widths
-    assert kappa.any() == (spectrum == "both")
-    others = (2 * math.pi * widths**2) ** 1.5
-    others = np.where(kappa > 0, np.minimum(others, 8 * widths**2 / np.where(kappa > 0, kappa, 1)), others)
-    members = np.exp(-(found.distances**2) / (2 * widths[:, None] ** 2))
-    members *= np.sinc(kappa[:, None] * found.distances / np.pi)
-    members /= 1 + REFERENCE_DENSITY * others[:, None]
-    for layer in range(3):
-        weights = model.encoder.layers[layer].attention.rpe_weights.detach().numpy()
-        for head in range(2):
-            np.testing.assert_allclose(found.values[layer, head], weights[:, head] @ members, atol=1e-12)
+    members = model.positions.rpe().on_pairs(torch.from_numpy(found.distances) ** 2)
+    for values, layer in zip(found.values, model.encoder.layers, strict=True):
+        np.testing.assert_allclose(values, (layer.attention.rpe_weights.T @ members).detach(), atol=1e-12)
 
 
 def test_the_spectrum_is_the_transform():
@@ -75,15 +63,11 @@ def test_who_has_what(attention, far, local):
 
 def test_local_curve_at_a_distance():
     model = make_model()
-    found = local_curves(model, (6, 8))
-    k = 100
-    x = found.distances[k] / 4.0
-    centres, widths = model.radial.centres.detach().numpy(), model.radial.log_widths.exp().detach().numpy()
-    phi = np.exp(-(((x - centres) / widths) ** 2) / 2)
-    bias = model.encoder.layers[1].attention.local_rpe.bias
-    b = bias.weight.detach().numpy() @ phi + bias.bias.detach().numpy()
-    fade = 1 - 28 * x**6 + 48 * x**7 - 21 * x**8
-    np.testing.assert_allclose(found.values[1, :, k], np.exp(b) * fade, rtol=1e-10)
+    found, k = local_curves(model, (6, 8)), 100
+    distance = torch.tensor([found.distances[k]])
+    bias = model.encoder.layers[1].attention.local_rpe.bias(model.radial(distance, *torch.tensor([[6], [8]])))
+    expected = bias.exp() * envelope(distance, 4.0)
+    np.testing.assert_allclose(found.values[1, :, k], expected[0].detach(), rtol=1e-10)
 
 
 def test_reach_is_where_f_has_ended():

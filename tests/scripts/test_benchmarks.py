@@ -9,21 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 from ase.build import molecule
 from ase.io import write
 from torch_geometric.nn.models import dimenet
 
-from molflt.data.ase import from_atoms
 from molflt.data.batch import collate as batch_of
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.oc20.lmdb import LmdbDataset
-from molflt.data.open import open_dataset
 from scripts import results
 from scripts.benchmarks import (
     accuracy,
     accuracy_data,
-    accuracy_selection,
     acetylacetone,
     additivity,
     adsorb_guesses,
@@ -43,6 +39,7 @@ from scripts.benchmarks import (
     models,
     operators,
     pilots,
+    relaxation,
     speed,
     structures,
 )
@@ -54,7 +51,6 @@ from scripts.benchmarks.peers import build, collate, n_parameters, plain
 
 QUICK = {
     accuracy: ["--data", "atoms", "--rows", "flt", "SchNet"],
-    accuracy_selection: ["--data", "atoms"],
     acetylacetone: [],
     additivity: ["pretrained:qm7-small"],
     adsorb_guesses: ["pretrained:fg"],
@@ -70,6 +66,7 @@ QUICK = {
     md_drift: ["pretrained:acac", "{folder}/water.extxyz"],
     operators: [],
     pilots: ["far-dipoles"],
+    relaxation: [],
     speed: [],
 }
 """Arguments of each script besides ``--quick``."""
@@ -188,25 +185,6 @@ def test_folds_are_those_of_scikit_learn():
     first, second = accuracy_data.divide(6000, 0, 1)
     assert len(first) == accuracy_data.QM7_TRAIN
     assert sorted([*first, *second]) == list(range(6000))
-
-
-@pytest.mark.parametrize("data", ["qm7", "atoms"])
-def test_settings_are_chosen_on_what_is_trained_on(data, tmp_path, monkeypatch):
-    """The division for selection is one of the first training set, without what is held out."""
-    frames = [
-        from_atoms(Atoms("H2", [[0, 0, 0], [0, 0, 0.7 + 0.01 * k]], info={"energy": k}), "x") for k in range(15)
-    ]
-    monkeypatch.setattr(accuracy_data, "read", lambda path, most: frames)
-    monkeypatch.setenv("MOLFLT_DATA", str(tmp_path))
-
-    def energies(path):
-        return [float(structure.energy) for structure in open_dataset(path)]
-
-    benchmark = accuracy_data.split(data, 0, tmp_path / "data")
-    selection = accuracy_selection.selection_split(data, tmp_path)
-    train, val = energies(selection.train), energies(selection.held_out["val"])
-    assert sorted([*train, *val]) == sorted(energies(benchmark.train))
-    assert len(train) == (len(train) + len(val)) * 4 // 5
 
 
 @pytest.mark.slow

@@ -50,18 +50,18 @@ def test_a_damaged_page_or_csv_is_noticed(tmp_path):
             tables.pages(tmp_path)
 
 
-def test_a_store_keeps_rows_and_does_not_mix_conditions(tmp_path):
+def test_what_is_measured_later_stands_below_and_conditions_are_not_mixed(tmp_path):
     path, columns = tmp_path / "t.csv", ("point", "status", "seconds")
-    store = results.Store(path, columns, {"threads": 1})
-    store.add({"point": "a", "status": "done", "seconds": [0.5, 0.25], "stderr": "left out"})
-    store.add({"point": "b", "status": "failed"}, software="another")
-    again = results.Store(path, columns, {"threads": 1})
-    assert again.rows == store.rows == results.read(path)
-    assert results.numbers(again.rows[0]["seconds"]) == [0.5, 0.25]
-    assert again.rows[0]["conditions"] == "threads=1"
-    assert again.rows[1]["software"] == "another"
+    first = {"point": "a", "status": "done", "seconds": [0.5, 0.25], "stderr": "left out"}
+    results.extend(path, [first], {"threads": 1}, columns=columns)
+    results.extend(path, [{"point": "b", "status": "failed", "software": "another"}], {"threads": 1}, columns=columns)
+    rows = results.read(path)
+    assert list(rows[0]) == [*columns, *results.PROVENANCE]
+    assert results.numbers(rows[0]["seconds"]) == [0.5, 0.25]
+    assert (rows[0]["conditions"], rows[1]["seconds"], rows[1]["software"]) == ("threads=1", "", "another")
     with pytest.raises(SystemExit, match="other conditions"):
-        results.Store(path, columns, {"threads": 2})
+        results.extend(path, [first], {"threads": 2}, columns=columns)
+    assert results.read(path) == rows
 
 
 def test_every_command_explains_itself():

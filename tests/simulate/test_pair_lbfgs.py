@@ -1,9 +1,6 @@
 """Relaxation with a pair Hessian: its matrix and L-BFGS against dense oracles, symmetry, and its end."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ from molflt import InputError, PairLBFGS
 from molflt.simulate.pair_lbfgs import batch, begin, pair_hessian, two_loops
 
 
-def slab(seed: int = 0) -> Atoms:
+def slab(seed=0):
     """Eighteen atoms of two elements, the lower half fixed, disturbed."""
     atoms = fcc111("Cu", (3, 3, 2), vacuum=8.0)
     random = np.random.default_rng(seed)
@@ -30,8 +27,7 @@ def slab(seed: int = 0) -> Atoms:
     return atoms
 
 
-def test_the_pair_hessian_is_springs_along_and_across_pairs() -> None:
-    """Atom by atom with a copy of the structure in every cell near by."""
+def test_the_pair_hessian_is_springs_along_and_across_pairs():
     atoms = bulk("Cu", cubic=True)
     atoms.symbols[1] = "Au"
     atoms.rattle(0.1, seed=0)
@@ -60,7 +56,7 @@ def test_the_pair_hessian_is_springs_along_and_across_pairs() -> None:
     assert float(torch.linalg.eigvalsh(found).min()) > 0
 
 
-def test_two_loops_are_bfgs_updates_of_the_initial_hessian() -> None:
+def test_two_loops_are_bfgs_updates_of_the_initial_hessian():
     torch.manual_seed(1)
     dim = 9
     a, h0 = (m @ m.mT + torch.eye(dim) for m in torch.randn(2, dim, dim, dtype=torch.float64))
@@ -89,13 +85,13 @@ class Wrong(Calculator):  # type: ignore[misc]
 
     implemented_properties = ("energy", "forces")
 
-    def calculate(self, atoms: Any = None, properties: Any = None, system_changes: Any = None) -> None:
+    def calculate(self, atoms=None, properties=None, system_changes=None):
         super().calculate(atoms, properties, system_changes)
         x = atoms.positions - [[0, 0, 0], [0, 0, 2.0]]
         self.results = {"energy": -float((x**2).sum()), "forces": -2 * x}
 
 
-def test_it_relaxes_and_leaves_what_is_fixed() -> None:
+def test_it_relaxes_and_leaves_what_is_fixed():
     atoms = slab()
     start = atoms.copy()
     atoms.calc = EMT()
@@ -107,13 +103,13 @@ def test_it_relaxes_and_leaves_what_is_fixed() -> None:
     assert np.array_equal(atoms.positions[fixed], start.positions[fixed])
 
 
-def test_where_the_energy_misleads_lbfgs_takes_over() -> None:
+def test_where_the_energy_misleads_lbfgs_takes_over():
     atoms = Atoms("Ar2", positions=[[0.3, 0, 0], [0, 0.2, 2.5]], calculator=Wrong())
     optimiser = PairLBFGS(atoms, logfile=None)
     assert optimiser.run(fmax=0.01, steps=100)
     assert optimiser.failures > 0
 
 
-def test_it_refuses_what_it_does_not_relax() -> None:
+def test_it_refuses_what_it_does_not_relax():
     with pytest.raises(InputError, match="not a FrechetCellFilter; take ASE's BFGS"):
         PairLBFGS(FrechetCellFilter(bulk("Cu")))

@@ -4,8 +4,6 @@ A jump of the energy shows at its full height in second differences, and in the 
 smooth part is below the bound: with two continuous derivatives at cutoffs, it falls with the third power of the step.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 from ase import Atoms
 from ase.build import bulk, fcc111
 
-from molflt.attention.far.ways import FarPlan
 from molflt.attention.layout import Plan
 from molflt.simulate.ase import MolFLTCalculator
 from tests.attention.structures import STRUCTURES
@@ -22,30 +19,30 @@ BOUND = 1e-9
 """eV."""
 
 
-def slab() -> Atoms:
+def slab():
     atoms = fcc111("Cu", (2, 2, 2), vacuum=6.0, periodic=False)
     atoms = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=(True, True, False))
     atoms.rattle(0.1, seed=1)
     return atoms
 
 
-def crystal() -> Atoms:
+def crystal():
     atoms = bulk("Ni", cubic=True)
     atoms.rattle(0.1, seed=1)
     return atoms
 
 
-def move(atoms: Atoms, t: float) -> None:
+def move(atoms, t):
     atoms.positions[-1] += np.array([0.1, 0.2, 1.0]) * t
 
 
-def strain(atoms: Atoms, t: float) -> None:
+def strain(atoms, t):
     change = np.eye(3) * (1 + 0.05 * (t - 0.5))
     change[0, 1] = 0.02 * t
     atoms.set_cell(atoms.cell @ change, scale_atoms=True)
 
 
-def roughness(calc: MolFLTCalculator, atoms: Atoms, change, span: float, n_steps: int) -> float:
+def roughness(calc, atoms, change, span, n_steps):
     """eV: the largest second difference of the second difference of the energy."""
     energies = []
     for t in np.linspace(0, span, n_steps):
@@ -67,26 +64,6 @@ CASES += [(attention, STRUCTURES["molecule"], move, -1.0) for attention in (FLT,
 @pytest.mark.parametrize(("attention", "make", "change", "span"), CASES)
 def test_no_jump_in_400_steps(random_model, attention, make, change, span):
     assert roughness(MolFLTCalculator(random_model(attention)), make(), change, span, 400) < BOUND
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("held", ["method", "grid"])
-def test_what_is_held_would_jump(random_model, monkeypatch, held):
-    """Power, and the reason for holding: the same path with the choice left free."""
-    path = {
-        "method": ({"tolerance": 9e-3}, slab(), move, 0.5, 100),
-        "grid": (MESH, slab() * (3, 3, 1), strain, 1.0, 200),
-    }
-    attention, *along = path[held]
-
-    def by_height(self, structure):
-        return self.way or ("waves" if structure.positions[-1, 2] - structure.positions[0, 2] < 2.2 else "pairs")
-
-    if held == "method":
-        monkeypatch.setattr(FarPlan, "way_of", by_height)
-    assert roughness(MolFLTCalculator(random_model(attention)), *along) < BOUND
-    monkeypatch.setattr(Plan, "holding", lambda self, layout: self)
-    assert roughness(MolFLTCalculator(random_model(attention)), *along) > 5 * BOUND
 
 
 def test_choices_are_made_anew_for_other_atoms(random_model):

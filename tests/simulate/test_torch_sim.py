@@ -1,7 +1,5 @@
 """torch-sim's interface against the ASE calculator: many structures in one batch, the same numbers for each."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

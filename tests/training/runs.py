@@ -1,4 +1,4 @@
-"""What tests of training share: short runs, stopping them, comparing them, and runs of several processes."""
+"""Short runs for the tests of training: starting, stopping and comparing them, in one process and in several."""
 
 import os
 import socket
@@ -123,7 +123,7 @@ def free_port():
 
 
 def slurm_task(rank, n, port):
-    """What srun gives one of ``n`` tasks on a node of its own."""
+    """Environment that srun gives one of ``n`` tasks on a node of its own."""
     return environment(
         SLURM_JOB_ID="4242",
         SLURM_JOB_NAME="molflt",

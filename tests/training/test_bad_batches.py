@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from molflt.errors import InputError, out_of_memory
+from molflt.errors import InputError
 from molflt.model.energy_model import EnergyModel
 from molflt.training.run import train
 from molflt.training.run_directory import BAD_BATCHES, forget_bad_batches, read_records
@@ -82,7 +82,7 @@ def test_nothing_but_bad_batches_stops(make_config, tmp_path):
 
 
 def test_flags_are_read_now_and_then_within_an_epoch(make_config, tmp_path, monkeypatch):
-    """What follows until then is trained on as if the bad batch had not been there."""
+    """Batches until then are trained on as if the bad one had not been there."""
     assert LOOK_EVERY > 6
     monkeypatch.setattr("molflt.training.task.LOOK_EVERY", 4)
     spoil = Spoil("loss", range(1, 2))
@@ -107,14 +107,6 @@ def _gpu():
 
 # More than an address space holds: the errors are the allocators' own.
 FAIL = {"gpu": _gpu, "numpy": lambda: np.empty(1 << 50), "cpu": lambda: torch.empty(1 << 50)}
-
-
-@pytest.mark.parametrize("kind", FAIL)
-def test_how_allocators_say_it(kind):
-    with pytest.raises((RuntimeError, MemoryError)) as caught:
-        FAIL[kind]()
-    assert out_of_memory(caught.value)
-    assert not out_of_memory(ValueError("out of memory"))
 
 
 class Full(torch.autograd.Function):

@@ -218,7 +218,7 @@ def test_structures_are_shared_by_processes(make_config):
 
 
 def by_crew(n, make):
-    """What each of n threads, as the processes of a crew, makes of ``make(crew)``; errors are results."""
+    """Results of ``make(crew)`` in n threads that act as the processes of a crew; errors are results, too."""
     barrier, board = threading.Barrier(n), {}
 
     def one(rank):

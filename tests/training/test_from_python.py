@@ -34,7 +34,6 @@ def values(make_config):
 
 
 def test_train(values, tiny_run, tmp_path):
-    """Values, a file and a configuration make the same run, which is that of the command line."""
     values["trainer"]["max_epochs"] = 9
     run = molflt.train(values, tmp_path / "run", say=quiet, trainer={"max_epochs": 2})
     assert_same_run(run.folder, tiny_run)

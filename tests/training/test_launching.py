@@ -84,12 +84,7 @@ def test_three_launchers_one_run(make_config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "mistake"),
-    [
-        ("lightning", "record"),
-        ("lightning", "taken"),
-        ("lightning", "divergence"),
-        ("torchrun", "divergence"),
-    ],
+    [("lightning", "record"), ("lightning", "taken"), ("lightning", "divergence"), ("torchrun", "divergence")],
 )
 def test_a_mistake_is_reported_once(launcher, mistake, make_config, tiny_data, tmp_path):
     config = written(make_config(**{"trainer.devices": 2}), tmp_path)

@@ -54,7 +54,7 @@ def test_auxiliary_weight_falls_from_15_to_1():
     [("muon", None, 0.1), ("adamw", None, 0.1), ("adam", None, 0.0), ("adamw", 0.0, 0.0), ("adam", 0.02, 0.02)],
 )
 def test_optimiser(name, given, expected, make_config):
-    """Where no decay is given, Adam has none: there it is a penalty in the gradient, of another size."""
+    """Adam has no decay by default: there it is a penalty in the gradient, of another size."""
     model = EnergyModel(make_config().model)
     config = OptimiserConfig(name=name, weight_decay=given, betas=(0.8, 0.9), eps=1e-5)
     optimiser = make_optimiser(model, config)
@@ -164,25 +164,10 @@ def test_gradients_are_clipped_and_explosions_are_said(clip, make_config, tmp_pa
         assert said == []
 
 
-@pytest.mark.parametrize("shape", [(3, 20, 50), (2, 50, 20), (1, 30, 30)])
-def test_singular_vectors_stay_and_singular_values_become_nearly_one(shape):
-    torch.manual_seed(0)
-    matrices = torch.randn(shape, dtype=torch.float64)
-    u, values, vh = torch.linalg.svd(matrices, full_matrices=False)
-    inside = u.mT @ orthogonal_factor(matrices) @ vh.mT
-    found = torch.diagonal(inside, dim1=1, dim2=2)
-    assert inside.allclose(torch.diag_embed(found), atol=1e-10)
-    large = values > 0.02 * values[:, :1]
-    assert bool(((found > 0.5) & (found < 1.3))[large].all())
-    # One large direction among small ones moves no farther than they do: that is what the gradient itself lacks.
-    stretched = u @ torch.diag_embed(values * torch.linspace(20, 1, values.shape[1], dtype=torch.float64)) @ vh
-    assert float(torch.linalg.svdvals(orthogonal_factor(stretched)).max()) < 1.3
-    assert not orthogonal_factor(torch.zeros(1, 3, 4)).any()
-
-
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon of its own")
 def test_steps_are_those_of_torch():
     """Matrices against torch's Muon, which iterates in bfloat16; the rest against AdamW, exactly."""
+    assert not orthogonal_factor(torch.zeros(1, 3, 4)).any()
     torch.manual_seed(0)
     ours = [torch.nn.Parameter(torch.randn(shape)) for shape in ((8, 24), (8, 24), (24, 8), (24,), (1, 24))]
     theirs = copy.deepcopy(ours)

@@ -79,7 +79,6 @@ def test_the_last_epoch_is_always_validated(max_epochs, val_every, expected, mak
 
 @pytest.mark.parametrize("max_steps", [2, 6, 8])
 def test_max_steps(max_steps, make_config, tmp_path):
-    """An epoch has six steps: less than one, exactly one, and one and a third."""
     config = make_config(**{"trainer.max_epochs": 50, "trainer.max_steps": max_steps, "trainer.val_every": 3})
     go(config, tmp_path / "run")
     records = read_records(tmp_path / "run")
@@ -164,7 +163,6 @@ def test_without_relaxed_positions_the_displacement_head_is_left_out(make_config
 
 
 def test_splits_are_recorded_by_name_in_order(make_config, tiny_data, tmp_path):
-    """The first split decides what is best, whatever its name."""
     val, lines = {"z-far": str(tiny_data / "other.lmdb"), "a_near": str(tiny_data / "val.lmdb")}, []
     result = train(make_config(**QUICK, **{"data.val": val}), tmp_path / "run", say=lines.append)
     (record,) = read_records(tmp_path / "run")
@@ -175,7 +173,7 @@ def test_splits_are_recorded_by_name_in_order(make_config, tiny_data, tmp_path):
 
 
 class WatchBar(Callback):
-    """What the bar shows at every validation; stops at a step of choice."""
+    """Keeps the state of the bar at every validation; stops at a step of choice."""
 
     def __init__(self, stop=-1):
         self.stop, self.seen, self.recorder = stop, [], None

@@ -1,4 +1,4 @@
-"""Attention over sequences and grids: the mechanisms that the FLT paper compares on text and images (§5.1, §5.2).
+"""Attention over sequences and grids, as FLT's paper compares it (§5.1, §5.2).
 
 Everything linear in the tokens is a :class:`~molflt.attention.kernels.base.Kernel`, cosFormer and FLT among them,
 and shares one normalised sum, forward or causal. Softmax and the log-linear Performer have sums of their own.

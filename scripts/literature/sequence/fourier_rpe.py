@@ -1,4 +1,4 @@
-"""RPE functions of FLT on sequences and grids, learned by their spectra (arXiv 2302.01925, §4.1, §4.3, appendix B.1).
+"""RPE of FLT on sequences and grids (arXiv 2302.01925, §4.1, §4.3, appendix B.1).
 
 The unit of length. Frequencies are drawn from the standard Gaussian, in which a wave has a period of about one unit.
 With tokens one unit apart, as the paper writes, six frequencies of ten lie beyond ½, the shortest wave a sequence can

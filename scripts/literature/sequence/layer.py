@@ -28,7 +28,7 @@ class SequenceAttention(nn.Module):
         self.output = nn.Linear(dim, dim)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The mechanism: (batch, heads, n, head_dim) three times → the same once; the softmax kernel is exp(q·k)."""
+        """Apply the mechanism: (batch, heads, n, head_dim) → the same; softmax means exp(q·k)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class KernelisedSequenceAttention(SequenceAttention):
 
 
 class LogLinearAttention(SequenceAttention):
-    """The log-linear Performer; with ``normalise`` queries and keys have unit length (NPRF, Algorithm 1).
+    """Log-linear Performer; with ``normalise`` of unit queries and keys (NPRF, Algorithm 1).
 
     That bounds the variance of φ (§3.3). Kernel and bias as for the layers above.
 

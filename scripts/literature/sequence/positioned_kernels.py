@@ -1,4 +1,4 @@
-"""Kernels that know the positions: FLT on sequences and grids (arXiv 2302.01925, Algorithm 1), and cosFormer."""
+"""Kernels with positions: FLT (arXiv 2302.01925, Algorithm 1) and cosFormer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ConcatenatedKernel(Kernel):
 
 
 def token_positions(n: int, grid: tuple[int, int] | None, device: torch.device) -> Tensor:
-    """Positions in tokens, float64: 0, 1, … of a sequence, (n, 1), or rows and columns on a grid, (n, 2)."""
+    """Positions in tokens, float64: (n, 1) of a sequence, or rows and columns, (n, 2)."""
     index = torch.arange(n, device=device)
     if grid is None:
         return index[:, None].to(torch.float64)

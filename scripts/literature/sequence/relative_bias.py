@@ -1,4 +1,4 @@
-"""Attention with a learnable number for every offset: the log-linear Performer, and dense softmax as its reference.
+"""Attention with a bias for every offset: log-linear Performer, and dense softmax.
 
 Luo et al. 2021, arXiv 2106.12566.
 """
@@ -17,7 +17,7 @@ from molflt.attention.kernels.base import Kernel, normalised, stable_features
 from scripts.literature.sequence.toeplitz import CHANNELS_AT_ONCE, future, toeplitz_matrix, toeplitz_product
 
 _PRODUCTS_PER_TRANSFORM = 7.0
-"""How many multiply-adds of a matrix product take as long as an FFT per number and log₂ of its length: measured."""
+"""Multiply-adds of a matrix product in the time of an FFT per number and log₂ length: measured."""
 
 
 OrderKind = Literal["auto", "quadratic", "linear"]

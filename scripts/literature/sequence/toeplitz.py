@@ -56,7 +56,7 @@ def toeplitz_product(
 
 
 def toeplitz_matrix(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The matrix itself, rows i and columns j: (..., n, n). Arguments as for :func:`toeplitz_product`."""
+    """Matrix of rows i and columns j, (..., n, n), from arguments of :func:`toeplitz_product`."""
     places = torch.cartesian_prod(*(torch.arange(length, device=coefficients.device) for length in shape))
     index = torch.zeros((), dtype=torch.long, device=coefficients.device)
     for length, place in zip(shape, places.reshape(-1, len(shape)).unbind(dim=1), strict=True):
@@ -65,7 +65,7 @@ def toeplitz_matrix(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def future(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Which coefficients belong to j > i: bool, of the shape of the coefficients.
+    """Mask of the coefficients of j > i: bool, of the shape of the coefficients.
 
     On a grid too the order of two tokens depends on their offset alone: it is positive where the offset comes after
     zero in raster order.

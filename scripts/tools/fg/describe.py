@@ -1,4 +1,4 @@
-"""Statistics of the bundled FG set, and how far simple baselines get: the tables of its data card.
+"""Statistics of the bundled FG set, and simple baselines: the tables of its data card.
 
 Example:
     python -m scripts.tools.fg.describe
@@ -24,7 +24,7 @@ RIDGE = 1.0
 
 @dataclass(frozen=True)
 class Table:
-    """What the baselines know of some structures.
+    """Properties of structures that the baselines know.
 
     Attributes:
         energies: (n,) ``y_relaxed``, eV.
@@ -40,7 +40,7 @@ class Table:
 
 
 def table(structures: Sequence[Data], elements: Sequence[int]) -> Table:
-    """What the baselines know of structures of the FG set; the elements are the columns of the composition."""
+    """Tabulate structures of the FG set; the elements are the columns of the composition."""
     adsorbates = [data.atomic_numbers[data.tags == TAG_ADSORBATE] for data in structures]
     return Table(
         np.array([float(data.y_relaxed) for data in structures]),
@@ -55,7 +55,7 @@ def mean(train: Table, other: Table) -> np.ndarray:
 
 
 def mean_of_molecule(train: Table, other: Table) -> np.ndarray:
-    """Mean over the metals on which the molecule was trained; the mean of all for a molecule never seen, eV."""
+    """Mean over the metals that a molecule was trained on, else the mean of all, eV."""
     known = {name: train.energies[train.molecules == name].mean() for name in np.unique(train.molecules)}
     return np.array([known.get(name, train.energies.mean()) for name in other.molecules])
 
@@ -78,7 +78,7 @@ def ridge(train: Table, other: Table) -> np.ndarray:
 
 
 def nearest(train: Table, other: Table) -> np.ndarray:
-    """The training structure on the same metal whose adsorbate has the nearest composition, eV; the mean of ties."""
+    """Training structure on the same metal with the nearest composition, eV; mean of ties."""
     found = []
     for metal, molecule, composition in zip(other.metals, other.molecules, other.composition, strict=True):
         distance = np.abs(train.composition - composition).sum(axis=1)

@@ -1,4 +1,4 @@
-"""Make the bundled FG set, in the layout of OC20's IS2RE, from the publishers' slices as extended xyz.
+"""Make the bundled FG set, in the layout of OC20's IS2RE, from the publishers' slices.
 
 Example:
     MOLFLT_DATA=../shared/data python -m scripts.tools.fg.make --out data/fg
@@ -23,7 +23,7 @@ SPLITS = {"train": (2, 3, 4), "val": (1,)}
 
 
 def to_record(atoms: Atoms) -> dict[str, Any]:
-    """The OC20-layout record of one row of a slice: the initial geometry, with the slice's arrays and info."""
+    """Record in OC20's layout of a row of a slice: the initial geometry, arrays and info."""
     info, arrays = atoms.info, atoms.arrays
     # Not from info: ASE reads 13_1, the name of a molecule, as the number 131.
     metal, molecule, _ = info["name"].split("-")

@@ -1,4 +1,4 @@
-"""The README's pictures of ``pretrained:fg``: its predictions on ``val``, and an answer of ``molflt adsorb``.
+"""Pictures of ``pretrained:fg``: predictions on ``val``, and an answer of ``adsorb``.
 
 python -m scripts.tools.fg.pictures            # docs/figures/fg_parity.png and fg_adsorb.png, two minutes
 """
@@ -47,7 +47,7 @@ def parity(found: Evaluation) -> Figure:
 
 
 def answer(found: Sequence[Adsorption]) -> Figure:
-    """Energies of a molecule on metals, above the structures they belong to, seen from the side and from above."""
+    """Energies of a molecule on metals, above their structures from two sides."""
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     chart, *views = figure.subplot_mosaic(
         [["chart"] * len(found), [f"side {k}" for k in range(len(found))], [f"top {k}" for k in range(len(found))]],
@@ -68,7 +68,7 @@ def answer(found: Sequence[Adsorption]) -> Figure:
 
 
 def _draw(axes: Axes, atoms: Atoms, order: tuple[int, int, int]) -> None:
-    """Atoms as discs, the nearest last; the axes of space that go right, up and towards the reader.
+    """Draw atoms as discs, the nearest last; ``order`` has the axes right, up and towards.
 
     The surface goes on to all sides, the molecule is there once.
     """

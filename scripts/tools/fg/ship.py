@@ -1,4 +1,4 @@
-"""Make ``pretrained:fg`` of finished runs: the file, its uncertainty, and every number that is said of it.
+"""Make ``pretrained:fg`` of finished runs: file, uncertainty, and every number of it.
 
 Several runs become one ensemble in one file. Its uncertainty is measured on the validation data, and so are its
 errors by metal, group and size, which go to docs/results/fg.csv with those of simple baselines and published models.
@@ -43,7 +43,7 @@ COLUMNS = ("by", "of", "n", "mae", "median", "rmse", "uncertainty", "inside_68",
 
 
 def numbers(found: Evaluation, known: Uncertainty, spread: np.ndarray) -> list[dict[str, Any]]:
-    """Errors and coverage of all structures, and of those of each metal, group and size of the adsorbate.
+    """Errors and coverage of all structures, and by metal, group and size of the adsorbate.
 
     ``spread``, (n,) in eV, has the standard deviations over the members.
     """
@@ -83,7 +83,7 @@ def others(train: Path, val: Path) -> list[dict[str, Any]]:
 
 
 def about(members: Sequence[LoadedModel], recipe: str, size: int) -> list[dict[str, Any]]:
-    """What the file holds."""
+    """Contents of the file."""
     facts = {
         "members": f"{len(members)}" + (", whose mean is the prediction" if len(members) > 1 else ""),
         "parameters": f"{members[0].model.n_parameters():,}" + (" each" if len(members) > 1 else ""),
@@ -135,7 +135,7 @@ def ship(
 
 
 def table(view: str, rows: Iterable[results.Row] | None = None) -> str:
-    """Markdown of ``file``, ``error``, ``metal``, ``group``, ``size``, ``uncertainty``, ``others``, ``contest``."""
+    """Markdown of a view: a value of the column ``by``, ``error``, or ``contest``."""
     found = results.read(results.ROOT / NUMBERS) if rows is None else list(rows)
     of = {(row["by"], row["of"]): row for row in found}
     mine = [row for row in found if row["by"] == view]

@@ -1,40 +1,30 @@
-"""What the tests of the far field share: RPE functions of few members, and errors relative to their amplitudes."""
-
-from __future__ import annotations
+"""RPE functions of few members for the tests of the far field, and errors relative to their amplitudes."""
 
 import itertools
 import math
 
 import numpy as np
 import torch
-from ase import Atoms
 
 from molflt.attention.far.field import ExactMethod
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.geometry import Geometry
 from molflt.attention.layout import Plan
 from tests.attention.structures import geometry_of
 
 
-def small_rpe() -> GaussianRPE:
+def small_rpe():
     """Two Gaussians and two damped waves."""
     return GaussianRPE(4, 1.5, 4.0, spectrum="both").double()
 
 
-def geometry_for(
-    atoms: list[Atoms],
-    rpe: GaussianRPE,
-    frequencies: str,
-    tolerance: float = 1e-4,
-    dtype: torch.dtype = torch.float64,
-) -> Geometry:
+def geometry_for(atoms, rpe, frequencies, tolerance=1e-4, dtype=torch.float64):
     """Structures laid out for one way of summing the far field."""
     with torch.no_grad():
         plan = ExactMethod(frequencies, tolerance).plan(rpe(), dense=False)
     return geometry_of(atoms, dtype=dtype, plan=Plan(6.0, far=plan))
 
 
-def basis_on_pairs(geometry: Geometry, rpe: GaussianRPE, frequencies: str, tolerance: float = 1e-4) -> torch.Tensor:
+def basis_on_pairs(geometry, rpe, frequencies, tolerance=1e-4):
     """(n, n, n_basis): every member of f between all atoms of one structure, in one way."""
     method, basis = ExactMethod(frequencies, tolerance), rpe()
     (field,) = method.fields(geometry, basis)
@@ -42,17 +32,17 @@ def basis_on_pairs(geometry: Geometry, rpe: GaussianRPE, frequencies: str, toler
     return field.matrix(each)[:, 0].movedim(0, -1)
 
 
-def pair_basis(atoms: Atoms, rpe: GaussianRPE, frequencies: str, tolerance: float = 1e-4) -> torch.Tensor:
+def pair_basis(atoms, rpe, frequencies, tolerance=1e-4):
     """The same, of the structure as it is."""
     return basis_on_pairs(geometry_for([atoms], rpe, frequencies, tolerance), rpe, frequencies, tolerance)
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor, rpe: GaussianRPE) -> float:
+def relative_error(found, expected, rpe):
     """Largest error of a member, relative to its amplitude."""
     return float(((found - expected).abs() / rpe().amplitudes).detach().max())
 
 
-def direct_sum(atoms: Atoms, rpe: GaussianRPE, reach: int) -> np.ndarray:
+def direct_sum(atoms, rpe, reach):
     """Σ_n over a box of images, by the definition, in numpy."""
     widths = rpe.widths.detach().numpy()
     kappa = 2.5 * rpe.epsilon.numpy() / widths
@@ -67,7 +57,7 @@ def direct_sum(atoms: Atoms, rpe: GaussianRPE, reach: int) -> np.ndarray:
     return out
 
 
-def written_in_another_image(atoms: Atoms, seed: int = 0) -> Atoms:
+def written_in_another_image(atoms, seed=0):
     """Every atom moved by lattice vectors along the periodic axes."""
     moved = atoms.copy()
     shifts = np.random.default_rng(seed).integers(-3, 4, size=(len(atoms), 3)) * np.array(atoms.pbc)
@@ -75,7 +65,7 @@ def written_in_another_image(atoms: Atoms, seed: int = 0) -> Atoms:
     return moved
 
 
-def in_another_cell(atoms: Atoms) -> Atoms:
+def in_another_cell(atoms):
     """The same crystal by other lattice vectors."""
     other, unimodular = atoms.copy(), np.array([[1, 1, 0], [0, 1, 2], [1, 1, 1]])
     assert round(np.linalg.det(unimodular)) == 1

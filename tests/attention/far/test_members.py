@@ -1,24 +1,11 @@
 """The Gaussians of f: their transforms, widths and amplitudes."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from scipy.special import hyp0f1
 
 from molflt.attention.far.members import GaussianRPE
-
-
-def test_spectrum_is_the_fourier_transform_of_f():
-    """f(Δ) = ∫₀^∞ 4πξ² g(ξ) sinc dξ, by brute-force integration on a fine grid."""
-    rpe = GaussianRPE(4, 1.0, 4.0).double()
-    xi = torch.linspace(0, 3.0, 60_001, dtype=torch.float64)
-    for distance in (0.0, 0.7, 3.0, 8.0):
-        kernel = torch.from_numpy(np.sinc(2 * xi.numpy() * distance))
-        integral = torch.trapezoid((4 * math.pi * xi**2 * kernel)[:, None] * rpe().spectra(xi), xi, dim=0)
-        expected = rpe().on_pairs(torch.tensor(distance**2, dtype=torch.float64))
-        torch.testing.assert_close(integral, expected, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("spectrum", ["gaussians", "both"])
@@ -31,14 +18,6 @@ def test_widths_start_as_asked_and_stay_bounded(spectrum):
             rpe.raw_widths.copy_(torch.tensor([-most, most] * 4))
         assert float(rpe.widths.detach().min()) >= rpe.sigma_low * (1 - 1e-6) > 0
         assert float(rpe.widths.detach().max()) <= rpe.sigma_high * (1 + 1e-6)
-
-
-def test_amplitude_keeps_a_wide_gaussian_from_swamping_the_rest():
-    """At the reference density a weight of one sums to less than one over all atoms, whatever the width."""
-    rpe = GaussianRPE(6, 0.5, 50.0)
-    integral = 0.05 * rpe().amplitudes * (2 * math.pi * rpe.widths**2) ** 1.5
-    assert bool((integral < 1).all())
-    assert float(integral[-1]) > 0.99
 
 
 def test_amplitude_of_an_isolated_structure_counts_the_atoms_there_are():
@@ -77,7 +56,6 @@ def formula(basis, squared):
 
 @pytest.mark.parametrize("spectrum", ["gaussians", "sampled", "both"])
 def test_members_on_pairs_are_those_of_the_formula_with_their_derivatives(spectrum, monkeypatch):
-    """Block by block, with r = 0 and both forms of the slope of a sinc; first and second derivatives."""
     monkeypatch.setattr("molflt.attention.far.pairs._VALUES_AT_ONCE", 70)
     rpe = GaussianRPE(6, 1.0, 6.0, None, spectrum).double()
     squared = torch.cat([torch.zeros(1), torch.logspace(-9, 2.5, 40)]).double().requires_grad_()
@@ -100,10 +78,3 @@ def test_the_derivatives_of_parameters_cannot_be_differentiated_silently():
     (slope,) = torch.autograd.grad(rpe().on_pairs(torch.ones(3)).sum(), rpe.raw_widths, create_graph=True)
     with pytest.raises(AssertionError, match="first derivative only"):
         slope.sum().backward()
-
-
-def test_members_on_pairs_in_single_precision():
-    rpe = GaussianRPE(6, 1.0, 6.0, None, "both")
-    squared = torch.linspace(0, 900, 1001)
-    exact = rpe().double().on_pairs(squared.double())
-    torch.testing.assert_close(rpe().on_pairs(squared).double(), exact, rtol=1e-4, atol=1e-7)

@@ -1,11 +1,10 @@
-"""The sampled estimator: unbiased, as noisy as theory says, and invariant where it says so (FLT appendix A)."""
+"""The sampled estimator: unbiased, of bounded weights, and periodic where structures are (FLT appendix A)."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
 from scipy.stats import chi
 
 from molflt.attention.far.members import GaussianRPE
@@ -14,12 +13,12 @@ from molflt.attention.far.waves import OnWaves
 from molflt.attention.layout import Plan
 from tests.attention.far.oracles import basis_on_pairs, geometry_for, in_another_cell, written_in_another_image
 from tests.attention.layers import Layer, check_batch_mates_change_nothing
-from tests.attention.structures import STRUCTURES, geometry_of, rotated
+from tests.attention.structures import STRUCTURES, geometry_of
 
 WEIGHTS = torch.tensor([0.8, -0.5, 0.6], dtype=torch.float64)
 
 
-def sampled(rpe: GaussianRPE, seed: int, **options) -> UndampedMethod:
+def sampled(rpe, seed, **options):
     chosen = {
         "n_frequencies": 64,
         "directions": "averaged",
@@ -31,7 +30,7 @@ def sampled(rpe: GaussianRPE, seed: int, **options) -> UndampedMethod:
     return UndampedMethod(rpe, seed=seed, **chosen).double()
 
 
-def estimated(method: UndampedMethod, atoms: Atoms, rpe: GaussianRPE) -> torch.Tensor:
+def estimated(method, atoms, rpe):
     """(n, n, n_weights): the estimate of every basis function on all pairs."""
     with torch.no_grad():
         plan = Plan(6.0, far=method.plan(rpe(), dense=False))
@@ -41,11 +40,11 @@ def estimated(method: UndampedMethod, atoms: Atoms, rpe: GaussianRPE) -> torch.T
     return field.matrix(each)[:, 0].movedim(0, -1)
 
 
-def wide_rpe() -> GaussianRPE:
+def wide_rpe():
     return GaussianRPE(3, 1.5, 4.0).double()
 
 
-def masks(n_frequencies: int, n_draws: int, atoms: Atoms, change=None, **options) -> torch.Tensor:
+def masks(n_frequencies, n_draws, atoms, change=None, **options):
     """(n_draws, n, n) estimated masks."""
     rpe, found = wide_rpe(), []
     with torch.no_grad():
@@ -57,30 +56,23 @@ def masks(n_frequencies: int, n_draws: int, atoms: Atoms, change=None, **options
     return torch.stack(found)
 
 
-def exact_mask(atoms: Atoms) -> torch.Tensor:
+def exact_mask(atoms):
     rpe = wide_rpe()
     return (basis_on_pairs(geometry_for([atoms], rpe, "exact"), rpe, "exact") @ WEIGHTS).detach()
 
 
-def wide_scales(method: UndampedMethod) -> None:
+def wide_scales(method):
     """The variance of a frequency's own density is infinite unless every scale covers the spectrum: here it does."""
     method.raw_scales.fill_(20.0)
 
 
-def move_means(method: UndampedMethod) -> None:
+def move_means(method):
     generator = torch.Generator().manual_seed(99)
     shift = torch.randn(method.free_means.shape, generator=generator, dtype=torch.float64)
     method.free_means.copy_(0.5 * method.scales[:-1, None] * shift)
 
 
-def forget_means_in_the_density(method: UndampedMethod) -> None:
-    move_means(method)
-    moved = method.frequencies()
-    method.epsilon.copy_(moved / method.scales[:, None])
-    method.free_means.zero_()
-
-
-def wide_scales_and_means(method: UndampedMethod) -> None:
+def wide_scales_and_means(method):
     wide_scales(method)
     move_means(method)
 
@@ -89,42 +81,22 @@ MEANS = {"directions": "random", "means": True}
 
 
 @pytest.mark.parametrize(
-    ("options", "change", "biased"),
+    ("options", "change"),
     [
-        ({"directions": "averaged"}, None, False),
-        ({"directions": "random"}, None, False),
-        ({"directions": "averaged", "proposal": "own"}, wide_scales, False),
-        ({"directions": "random", "proposal": "own"}, wide_scales, False),
-        (MEANS, move_means, False),
-        ({**MEANS, "proposal": "own"}, wide_scales_and_means, False),
-        # Power: a density that forgets the means is found out.
-        (MEANS, forget_means_in_the_density, True),
+        ({"directions": "averaged"}, None),
+        ({"directions": "random"}, None),
+        ({"directions": "averaged", "proposal": "own"}, wide_scales),
+        ({"directions": "random", "proposal": "own"}, wide_scales),
+        (MEANS, move_means),
+        ({**MEANS, "proposal": "own"}, wide_scales_and_means),
     ],
 )
-def test_unbiased_over_draws(options, change, biased):
+def test_unbiased_over_draws(options, change):
     """Mean over many draws within some standard errors of the closed form (FLT Theorem 4.1)."""
     atoms = STRUCTURES["molecule"]()
     values = masks(64, 300, atoms, change, **options)
     error = (values.std(dim=0) / math.sqrt(len(values))).clamp(min=1e-12)
-    worst = float(((values.mean(dim=0) - exact_mask(atoms)).abs() / error).max())
-    assert worst > 8 if biased else worst < 4.5
-
-
-@pytest.mark.parametrize(
-    ("options", "slope"),
-    [
-        ({"directions": "random"}, (-0.6, -0.4)),
-        ({"directions": "averaged"}, (-0.6, -0.4)),
-        # Power: with each frequency's own density even the median error falls more slowly.
-        ({"directions": "random", "proposal": "own"}, (-0.35, 0.5)),
-    ],
-)
-def test_errors_fall_as_the_root_of_the_number_of_frequencies(options, slope):
-    """Independent radii with the balance heuristic have a finite variance and the slope −1/2."""
-    atoms, counts = STRUCTURES["benzene"](), [16, 64, 256]
-    exact = exact_mask(atoms)
-    errors = [float((masks(r, 40, atoms, **options) - exact).norm(dim=(1, 2)).median()) for r in counts]
-    assert slope[0] < np.polyfit(np.log(counts), np.log(errors), 1)[0] < slope[1]
+    assert float(((values.mean(dim=0) - exact_mask(atoms)).abs() / error).max()) < 4.5
 
 
 def test_guard_bounds_the_importance_weights():
@@ -139,77 +111,6 @@ def test_guard_bounds_the_importance_weights():
     bound = (rpe().spectra(torch.zeros(1)) * (2 * math.pi * method.guard**2) ** 1.5).max().item()
     assert worst["mixture"] <= bound * (1 + 1e-9)
     assert worst["own"] > 10 * bound
-
-
-def importance_bound(rpe: GaussianRPE, method: UndampedMethod) -> float:
-    """c = sup |g|/p for the mixture of the method's proposals, on a fine grid of |ξ|."""
-    xi = torch.linspace(0, 12 * float(method.guard), 20_000, dtype=torch.float64)
-    variance = method.scales.detach() ** 2
-    density = ((2 * math.pi * variance) ** -1.5 * torch.exp(-(xi[:, None] ** 2) / (2 * variance))).mean(dim=1)
-    g = (rpe().spectra(xi) @ WEIGHTS).abs().detach()
-    return float((g / density)[density > 1e-200].max())
-
-
-@pytest.mark.parametrize("directions", ["random", "averaged"])
-def test_variance_bound(directions):
-    """Theorem A.3, Eq. 11: Var ≤ (c² − f²)/r. Draws from every proposal in turn only help."""
-    rpe, atoms, r = wide_rpe(), STRUCTURES["molecule"](), 32
-    c = importance_bound(rpe, sampled(rpe, 0, n_frequencies=r))
-    bound = (c**2 - exact_mask(atoms) ** 2) / r
-    assert bool((masks(r, 300, atoms, directions=directions).var(dim=0) <= bound).all())
-    # Power: the same frequencies with their own densities break it.
-    own = masks(r, 300, atoms, directions=directions, proposal="own").var(dim=0)
-    assert bool((own > 4 * bound).any())
-
-
-def grows_like_the_logarithm(errors: list[float]) -> bool:
-    """Whether ε² of Eq. 18, ε² = (4c²/r) log(4L²/δ), rises by equal steps where L rises by equal factors."""
-    steps = np.diff(np.square(errors))
-    return bool((steps > 0).all() and steps.max() < 2 * steps.min())
-
-
-@pytest.mark.parametrize("proposal", ["mixture", "own"])
-def test_largest_error_of_independent_pairs(proposal):
-    """The union bound of Theorem 4.2 with a draw for each pair; power: unbounded |g|/p grows like a power instead."""
-    rpe, delta = wide_rpe(), torch.tensor([2.5, 0.0, 0.0], dtype=torch.float64)
-    errors = []
-    with torch.no_grad():
-        exact = float(rpe().on_pairs(delta.square().sum()) @ WEIGHTS)
-        for seed in range(1024):
-            method = sampled(rpe, seed, n_frequencies=16, directions="random", proposal=proposal)
-            a = method.coefficients(rpe()) @ WEIGHTS
-            errors.append(abs(float(torch.cos(2 * math.pi * method.frequencies() @ delta) @ a) - exact))
-    worst = [float(np.median(np.reshape(errors, (-1, n)).max(axis=1))) for n in (4, 16, 64, 256)]
-    assert grows_like_the_logarithm(worst) == (proposal == "mixture")
-
-
-def test_averaging_directions_takes_variance_away():
-    """Rao-Blackwell, for the terms a_k cos(2πξ_k·Δ) and a_k sinc(2π|ξ_k||Δ|), whose variance the sums inherit."""
-    method = sampled(wide_rpe(), 0, n_frequencies=1000)
-    with torch.no_grad():
-        xi, each = method.frequencies(), method.coefficients(wide_rpe()())
-    shares = {}
-    for weights in (WEIGHTS, *torch.eye(3, dtype=torch.float64)):
-        a = each @ weights
-        for distance in (0.5, 2.0, 4.0, 8.0):
-            random = (a * torch.cos(2 * math.pi * xi[:, 0] * distance)).var()
-            averaged = (a * torch.sinc(2 * xi.norm(dim=1) * distance)).var()
-            shares[*weights.tolist(), distance] = float(averaged / random)
-    assert max(shares.values()) < 1.1
-    assert shares[*WEIGHTS.tolist(), 2.0] < 0.25
-
-
-@pytest.mark.parametrize("name", ["molecule", "slab", "slab_open", "triclinic"])
-def test_averaged_directions_are_exactly_invariant_and_random_ones_are_not(name):
-    rpe, atoms = wide_rpe(), STRUCTURES[name]()
-    change = {}
-    for directions in ("averaged", "random"):
-        method = sampled(rpe, 0, directions=directions, n_frequencies=16)
-        before = estimated(method, atoms, rpe)
-        after = estimated(method, rotated(atoms, 5), rpe)
-        change[directions] = ((before - after).norm() / before.norm()).item()
-    assert change["averaged"] < 1e-12
-    assert change["random"] > 1e-2
 
 
 @pytest.mark.parametrize("directions", ["averaged", "random"])
@@ -253,15 +154,11 @@ def test_scales_are_positive_and_bounded_and_they_and_the_means_learn():
     assert float(method.free_means.grad.abs().max()) > 0
 
 
-LINEAR = {
-    "random": {"directions": "random"},
-    "free": {"directions": "random", "spectrum": "free"},
-}
+LINEAR = {"random": {"directions": "random"}, "free": {"directions": "random", "spectrum": "free"}}
 
 
 @pytest.mark.parametrize("keys", LINEAR.values(), ids=LINEAR)
 def test_features_are_the_estimator_on_pairs(keys):
-    """Of isolated structures with random directions, which have both."""
     rpe = wide_rpe()
     method = sampled(rpe, 0, **keys)
     plan = Plan(6.0, far=method.plan(rpe(), dense=False))

@@ -1,14 +1,13 @@
-"""Force calls to relax structures: what was learned, and what it was built on, against the optimisers of ASE.
+"""Force calls to relax structures: PairLBFGS against the optimisers of ASE.
 
 Thirty structures of each set (``relaxation_sets.py``), to 0.05 eV/Å within 300 force calls and with at most 0.2 Å
-for an atom in one step, for everyone. Learned ones (``relaxation_model.py``) are trained on Lennard-Jones and EMT
-clusters and slabs of 8 to 40 atoms alone (``relaxation_training.py``), each for ``--train`` seconds of one core,
-once for an output folder; 0 leaves them out. LBFGS with α = 15 eV/Å² instead of 70, and PreconLBFGS with its Armijo
-line search and 0.2 Å, were the best of a few on structures like those of the training. Finished relaxations are
-kept. ``xtb`` needs the package tblite.
+for an atom in one step, for everyone. "Trust region alone" is PairLBFGS with a multiple of the identity for the pair
+Hessian. LBFGS with α = 15 eV/Å² instead of 70, and PreconLBFGS with its Armijo line search and 0.2 Å, were the best
+of a few on smaller structures of the kind of the first two sets. Finished relaxations are kept. ``xtb`` needs the
+package tblite.
 
-    python -m scripts.literature.learned_relaxation --out runs/relaxation
-    python -m scripts.literature.learned_relaxation --out runs/relaxation --train 0 --sets emt --structures 5
+    python -m scripts.benchmarks.relaxation --out runs/relaxation
+    python -m scripts.benchmarks.relaxation --out runs/relaxation --sets emt --structures 5
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,31 @@ from ase.calculators.calculator import Calculator, all_changes
 from ase.optimize import BFGS, FIRE, LBFGS
 from ase.optimize.precon import PreconLBFGS
 from matplotlib.figure import Figure
-from safetensors.torch import load_file, save_file
 
-from molflt.simulate.pair_lbfgs import Direction, PairLBFGS, pair_direction
+from molflt.simulate.pair_lbfgs import STIFFNESS, History, PairLBFGS, Structures, two_loops
 from scripts import results
-from scripts.literature.relaxation_model import LearnedHessian, SummedSteps, plain
-from scripts.literature.relaxation_sets import tasks
-from scripts.literature.relaxation_training import FMAX, imitate, train
+from scripts.benchmarks.relaxation_sets import tasks
 
-CALLS = 300
+CALLS, FMAX = 300, 0.05
+KEPT = results.DOCS / "results" / "relaxation.csv"
 SETS = {"lj": "Lennard-Jones", "emt": "EMT", "mmff": "peptides, MMFF94", "xtb": "molecules, GFN2-xTB"}
-COLUMNS = ("set", "structure", "atoms", "optimiser", "calls", "converged", "energy")
+
+
+def plain(structures: Structures, history: History) -> torch.Tensor:
+    """Step of L-BFGS from a scaled identity, (B, 3n) Å."""
+    return two_loops(history, lambda q: q / STIFFNESS)
+
+
 BASELINES: dict[str, Callable[[Atoms], Any]] = {
     "BFGS": functools.partial(BFGS, maxstep=0.2, logfile=None),
     "LBFGS": functools.partial(LBFGS, maxstep=0.2, logfile=None),
     "LBFGS, α = 15": functools.partial(LBFGS, alpha=15, maxstep=0.2, logfile=None),
     "FIRE": functools.partial(FIRE, maxstep=0.2, logfile=None),
     "PreconLBFGS": functools.partial(PreconLBFGS, maxstep=0.2, logfile=None),
+}
+OPTIMISERS = BASELINES | {
+    "trust region alone": functools.partial(PairLBFGS, direction=plain, logfile=None),
+    "pair Hessian": functools.partial(PairLBFGS, logfile=None),
 }
 
 
@@ -72,33 +80,17 @@ class Counted(Calculator):  # type: ignore[misc]
         self.results = {"energy": self.energy, "forces": forces}
 
 
-def ours(out: Path, seconds: float) -> dict[str, Callable[[Atoms], Any]]:
-    """The package's own optimisers, trained if they have not been."""
-    directions: dict[str, Direction] = {"trust region alone": plain, "pair Hessian": pair_direction}
-    for name, model, teach in (
-        ("learned Hessian", LearnedHessian, imitate),
-        ("learned Hessian, no attention", functools.partial(LearnedHessian, attention=False), imitate),
-        ("learned factors", SummedSteps, train),
-    ):
-        path = out / f"{name}.safetensors"
-        torch.manual_seed(0)
-        directions[name] = made = model()
-        if path.exists():
-            made.load_state_dict(load_file(path))
-        elif seconds:
-            print(name, flush=True)
-            save_file(teach(made, seconds).state_dict(), path)
-        else:
-            del directions[name]
-    return {key: functools.partial(PairLBFGS, direction=value, logfile=None) for key, value in directions.items()}
+structures = functools.cache(lambda name, n: list(tasks(name, n)))
+"""Of a set, made once."""
 
 
-def relax(structure: Atoms, make: Callable[[Atoms], Any]) -> dict[str, Any]:
-    """Force calls, whether they were enough, and the energy at the end, eV."""
-    atoms = structure.copy()
-    atoms.calc = Counted(structure.calc)
+def relax(set: str, structure: int, optimiser: str, n: int) -> dict[str, Any]:
+    """Count force calls to the end, or to :data:`CALLS`; "energy" is the last one in eV."""
+    start = structures(set, n)[structure]
+    atoms = start.copy()
+    atoms.calc = Counted(start.calc)
     try:
-        converged = bool(make(atoms).run(fmax=FMAX, steps=CALLS))
+        converged = bool(OPTIMISERS[optimiser](atoms).run(fmax=FMAX, steps=CALLS))
     except ExhaustedError:
         converged = False
     except Exception as error:  # An optimiser that gives up has not converged.
@@ -106,21 +98,12 @@ def relax(structure: Atoms, make: Callable[[Atoms], Any]) -> dict[str, Any]:
         converged = False
     # As text, for a total energy has more digits than a table keeps.
     energy = f"{atoms.calc.energy:.6f}"
-    return {"calls": atoms.calc.count if converged else CALLS, "converged": int(converged), "energy": energy}
-
-
-def measure(store: results.Store, optimisers: dict[str, Callable[[Atoms], Any]], name: str, n: int) -> None:
-    """All optimisers on a set; what is in the store is not measured again."""
-    for k, structure in enumerate(tasks(name, n)):
-        for optimiser, make in optimisers.items():
-            if not results.find(store.rows, set=name, structure=k, optimiser=optimiser):
-                row = {"set": name, "structure": k, "atoms": len(structure), "optimiser": optimiser}
-                store.add(row | relax(structure, make))
-        print(f"{name} {k}", flush=True)
+    calls = atoms.calc.count if converged else CALLS
+    return {"atoms": len(atoms), "calls": calls, "converged": int(converged), "energy": energy}
 
 
 def summary(rows: list[results.Row]) -> list[dict[str, Any]]:
-    """Quartiles of calls, and in meV/atom of the energies of converged structures above the lowest that was found."""
+    """Quartiles of calls, and of energies above the lowest that was found, meV/atom."""
     lowest: dict[tuple[str, str], float] = {}
     for row in rows:
         key = (row["set"], row["structure"])
@@ -144,7 +127,7 @@ def summary(rows: list[results.Row]) -> list[dict[str, Any]]:
 
 
 def plot(path: Path, rows: list[dict[str, Any]]) -> None:
-    """The share of structures that have converged against force calls."""
+    """Share of structures that have converged against force calls."""
     shown = [name for name in SETS.values() if any(row["set"] == name for row in rows)]
     figure = Figure(figsize=(3.1 * len(shown), 3.4), layout="constrained")
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(shown), sharey=True)), shown, strict=True):
@@ -163,22 +146,24 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = results.parser(__doc__, "weights, relaxations, table and figure")
-    parser.add_argument("--train", type=float, default=45.0, metavar="SECONDS", help="of one core for each model")
+    parser = results.parser(__doc__, "relaxations", kept=KEPT)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--structures", type=int, default=30, help="of each set")
     options = parser.parse_args()
+    if options.quick:
+        options.sets, options.structures = ["emt"], 1
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    optimisers = BASELINES | ours(options.out, options.train)
     conditions = {"fmax": FMAX, "calls": CALLS}
-    store = results.Store(options.out / "relaxations.csv", COLUMNS, conditions)
-    for name in options.sets:
-        measure(store, optimisers, name, options.structures)
-    rows = summary(store.rows)
-    results.record(options.out / "learned_relaxation.csv", rows, conditions)
-    plot(options.out / "learned_relaxation.png", rows)
-    print(results.table(rows))
+    path = options.out / "relaxations.csv"
+    points = [
+        {"set": name, "structure": k, "optimiser": optimiser}
+        for name, k, optimiser in product(options.sets, range(options.structures), OPTIMISERS)
+    ]
+    results.sweep(path, points, functools.partial(relax, n=options.structures), conditions)
+    rows = summary(results.read(path))
+    results.record(options.results, rows, conditions)
+    plot(results.figure_path(options.results), rows)
 
 
 if __name__ == "__main__":
