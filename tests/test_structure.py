@@ -27,9 +27,9 @@ FLOORS = (
 BUDGET = {
     TOP: (7, 420),
     "adsorption": (3, 310),
-    "attention": (36, 3_420),
-    "cli": (10, 1_260),
-    "data": (49, 7_600),
+    "attention": (36, 3_440),
+    "cli": (10, 1_320),
+    "data": (54, 8_400),
     "export": (4, 410),
     "invariance": (3, 330),
     "model": (11, 820),

@@ -101,17 +101,19 @@ class NoisyDataset(PreparedDataset):
     def _moved(self, data: Data, index: int) -> Data:
         random = np.random.default_rng([self.seed, self.epoch, index])
         along = random.uniform() if random.uniform() < _ON_THE_WAY else 0.0
-        moved = data.positions + along * (data.positions_relaxed - data.positions)
-        adsorbate = torch.nonzero((data.tags == TAG_ADSORBATE) & ~data.fixed).squeeze(1)
+        given, fixed = data.positions.numpy(), data.fixed.numpy()
+        moved = given + along * (data.positions_relaxed.numpy() - given)
+        adsorbate = np.flatnonzero((data.tags.numpy() == TAG_ADSORBATE) & ~fixed)
         if 0 < len(adsorbate) < len(moved):
             strength = random.uniform()
-            arms = unwrap(moved[adsorbate].numpy(), data.cell[0].numpy(), data.pbc[0].numpy())
+            arms = unwrap(moved[adsorbate], data.cell[0].numpy(), data.pbc[0].numpy())
             arms = arms - arms.mean(axis=0)
             turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True)
             shift = random.normal(scale=strength * _SHIFT, size=3)
-            moved[adsorbate] += torch.from_numpy(turn.apply(arms) - arms + shift)
-        moved += torch.from_numpy(random.normal(scale=self.noise_std, size=tuple(moved.shape)))
-        data.positions = torch.where(data.fixed[:, None], data.positions, moved)
+            moved[adsorbate] += turn.apply(arms) - arms + shift
+        moved += random.normal(scale=self.noise_std, size=moved.shape)
+        moved[fixed] = given[fixed]
+        data.positions = torch.from_numpy(moved)
         return data
 
 

@@ -113,8 +113,8 @@ class Facts(NamedTuple):
             if (k := look_of.get(place)) is None:
                 yield Look(sight)
             else:
-                codes = (self.look_codes[e - n : e] for e, n in zip(ends[k], self.looks[k, 1:4], strict=True))
-                yield Look(sight, *codes, int(self.looks[k, 4]), float(self.gaps[k]))
+                a, b, c = (self.look_codes[e - n : e] for e, n in zip(ends[k], self.looks[k, 1:4], strict=True))
+                yield Look(sight, a, b, c, int(self.looks[k, 4]), float(self.gaps[k]))
 
 
 class FactRows:
@@ -182,14 +182,14 @@ class FactRows:
         made = (
             np.array(c, dtype=dtype).reshape(n, *shape) for c, (dtype, shape) in zip(columns, _TYPES, strict=True)
         )
-        return Facts(
-            *made,
+        of_all = (
             np.concatenate([*flat, *self._codes]).astype(np.int16),
             np.concatenate([*flat, *self._counts]).astype(np.int32),
             np.array(self._looks, dtype=np.int64).reshape(-1, 5),
             np.array(self._gaps, dtype=np.float64),
             np.concatenate([*flat, *self._look_codes]),
         )
+        return Facts(*(*made, *of_all))
 
 
 def domain_of(facts: Facts, places: np.ndarray, forces: bool, by_element: bool) -> Domain:
