@@ -75,7 +75,7 @@ def checksum(arrays: Mapping[str, np.ndarray], first: int, last: int) -> int:
             if suffix:
                 low, high = np.searchsorted(arrays[f"{field}.{ROWS}"], (low, high))
             part = array[low:high]
-        found = zlib.crc32(np.ascontiguousarray(part).view(np.uint8), found)
+        found = zlib.crc32(np.ascontiguousarray(part).data, found)
     return found
 
 
@@ -83,7 +83,7 @@ def facts_checksum(facts: Facts) -> int:
     """CRC-32 of the facts of a shard."""
     found = 0
     for column in facts:
-        found = zlib.crc32(np.ascontiguousarray(column).view(np.uint8), found)
+        found = zlib.crc32(np.ascontiguousarray(column).data, found)
     return found
 
 

@@ -68,7 +68,7 @@ class ShardRows:
         self._present.append(sum((name in fields) << k for k, name in enumerate(OPTIONAL)))
         self._texts.append(encode(texts).encode())
         for name, rows in self._fields.items():
-            shape = tuple(n_atoms if size == "n_atoms" else size for size in vocabulary.FIELDS[name].shape)
+            shape = [n_atoms if size == "n_atoms" else int(size) for size in vocabulary.FIELDS[name].shape]
             rows.append(fields[name] if name in fields else np.zeros(shape))
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -228,7 +228,7 @@ def measure(options: Any) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"prepared": [n], "official_bytes": [official.stat().st_size]}
     found["prepare"] = []
     # As many geometries are examined as would be of the large set.
-    preparing.sample = lambda n: sample(max(n, options.records))
+    vars(preparing)["sample"] = lambda n: sample(max(n, options.records))
     for _ in range(min(rounds, 2)):
         shutil.rmtree(small, ignore_errors=True)
         start = time.process_time()

@@ -32,6 +32,7 @@ from molflt.data.prepare import prepare
 from molflt.data.prepared import VERSION, PreparedSet, read_signed, signed
 from molflt.data.quality.screen import Screening
 from molflt.data.reading import ReadOptions
+from molflt.data.shards import write_shard
 from molflt.errors import InputError, InputWarning
 
 RELAXED = LabelSpec(target="y_relaxed")
@@ -139,9 +140,13 @@ def test_a_set_is_judged_without_reading_it(lmdb: Path, tmp_path: Path, monkeypa
     expected, found = (Screening(one, RELAXED, "x", False, "skip", True) for one in (original, prepared))
     expected.each(examined=True)
     read: list[int] = []
-    monkeypatch.setattr(
-        PreparedSet, "__getitem__", lambda self, k, get=PreparedSet.__getitem__: read.append(k) or get(self, k)
-    )
+    get = PreparedSet.__getitem__
+
+    def watched(self: PreparedSet, k: int) -> Data:
+        read.append(k)
+        return get(self, k)
+
+    monkeypatch.setattr(PreparedSet, "__getitem__", watched)
     found.each(examined=True)
     # Only those that cannot be used, for the reason.
     assert read == [4, 7]
@@ -234,13 +239,23 @@ def test_other_data_and_another_reading_are_noticed(lmdb: Path, tmp_path: Path, 
         prepare([str(lmdb)], tmp_path / "other", overwrite=True)
 
 
+def watched(made: list[str]) -> Any:
+    """Notes the names of the shards that are written."""
+
+    def write_and_note(folder: Path, name: str, rows: Any) -> None:
+        made.append(name)
+        write_shard(folder, name, rows)
+
+    return write_and_note
+
+
 def test_a_disk_that_is_full_loses_nothing(lmdb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second shard does not fit; with room the command goes on with it, and the first is not made again."""
     import resource
 
     monkeypatch.setattr(preparing, "SHARD", 4)
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-    write_shard, made = preparing.write_shard, []
+    made: list[str] = []
 
     def small(folder: Path, name: str, rows: Any) -> None:
         made.append(name)
@@ -257,7 +272,7 @@ def test_a_disk_that_is_full_loses_nothing(lmdb: Path, tmp_path: Path, monkeypat
     assert found.value.filename == str(tmp_path / "set")
     with pytest.raises(InputError, match="not finished"):
         open_dataset(tmp_path / "set")
-    monkeypatch.setattr(preparing, "write_shard", lambda *given: made.append(given[1]) or write_shard(*given))
+    monkeypatch.setattr(preparing, "write_shard", watched(made))
     prepared = prepare([str(lmdb)], tmp_path / "set", n_processes=1)
     assert made == ["00000", "00001", "00001", "00002"]
     assert not list((tmp_path / "set").glob(".*"))
@@ -266,8 +281,8 @@ def test_a_disk_that_is_full_loses_nothing(lmdb: Path, tmp_path: Path, monkeypat
 
 def test_two_at_once_share_the_work(lmdb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "SHARD", 1)
-    write_shard, made = preparing.write_shard, []
-    monkeypatch.setattr(preparing, "write_shard", lambda *given: made.append(given[1]) or write_shard(*given))
+    made: list[str] = []
+    monkeypatch.setattr(preparing, "write_shard", watched(made))
     found: list[PreparedSet] = []
     crowd = [
         threading.Thread(target=lambda: found.append(prepare([str(lmdb)], tmp_path / "set", n_processes=1)))
@@ -351,7 +366,7 @@ def test_compressed_frames_are_prepared_file_by_file(tmp_path: Path) -> None:
         write(tmp_path / "plain.extxyz", [atoms] * 2)
         with lzma.open(folder / f"{k}.extxyz.xz", "wb") as packed:
             packed.write((tmp_path / "plain.extxyz").read_bytes())
-        with lzma.open(folder / f"{k}.txt.xz", "wt") as packed:
+        with lzma.open(folder / f"{k}.txt.xz", "wt", encoding="utf-8") as packed:
             packed.write("random,frame0,1.0\n")
     with pytest.warns(InputWarning, match=r"left out: 0\.txt\.xz"):
         prepared = prepare([str(folder)], tmp_path / "set")
