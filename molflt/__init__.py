@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from molflt.errors import InputError
 
 if TYPE_CHECKING:
-    from molflt.adsorption.adsorb import adsorb
+    from molflt.adsorption import adsorb
     from molflt.prediction.evaluate import Evaluation, evaluate
     from molflt.prediction.model import Model, load
     from molflt.prediction.output import Prediction
@@ -41,7 +41,7 @@ _LAZY = {
     "PairLBFGS": "simulate.pair_lbfgs",
     "Prediction": "prediction.output",
     "Run": "training.run",
-    "adsorb": "adsorption.adsorb",
+    "adsorb": "adsorption",
     "evaluate": "prediction.evaluate",
     "load": "prediction.model",
     "train": "training.ensemble",

@@ -148,7 +148,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or of_cuda or said
 
 
-def fitting(compute: Callable[[], T]) -> tuple[T] | None:
+def try_within_memory(compute: Callable[[], T]) -> tuple[T] | None:
     """Compute, and return the result in a tuple; None, with memory freed, if it does not fit."""
     try:
         return (compute(),)

@@ -9,7 +9,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
-    "molflt.attention.kernels.kernel": "molflt.attention.kernels.base",
+    "molflt.attention.kernels.base": "molflt.attention.kernels",
+    "molflt.attention.kernels.kernel": "molflt.attention.kernels",
     "molflt.bundled": "molflt.files",
     "molflt.calculator": "molflt.simulate.ase",
     "molflt.calculator.torch_sim_model": "molflt.simulate.torch_sim",
@@ -18,8 +19,11 @@ MOVED = {
     "molflt.data.lmdb_writer": "molflt.data.oc20.writer",
     "molflt.data.records": "molflt.data.record",
     "molflt.data.sources": "molflt.data.open",
-    "molflt.invariance.energies": "molflt.invariance.harness",
+    "molflt.invariance.energies": "molflt.invariance",
+    "molflt.invariance.harness": "molflt.invariance",
     "molflt.literature.relaxation": "molflt.simulate.pair_lbfgs",
+    "molflt.model.energy_model": "molflt.model.energy",
+    "molflt.model.model_file": "molflt.model.file",
     "molflt.prediction.evaluation": "molflt.prediction.evaluate",
 }
 """Former and present names of modules, since 0.1; an entry is removed one release after the move."""

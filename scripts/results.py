@@ -253,8 +253,13 @@ def sweep(
             print("  ".join(text(value, digits) for value in (*point.values(), *row.values())), flush=True)
 
 
+def command(description: str | None) -> argparse.ArgumentParser:
+    """A command line with the module's text as its help."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def parser(description: str | None, out: str = "", required: bool = True, kept: Path | None = None) -> Any:
-    """A command line with the module's text as its help.
+    """The command line of a benchmark.
 
     Args:
         description: of the module; it says how the command is called.
@@ -283,7 +288,7 @@ class _Parser(argparse.ArgumentParser):
         return options
 
 
-def figure_path(csv: Path, name: str = "") -> Path:
+def figure_path(csv: Path) -> Path:
     """Path of a PNG: in docs/figures if the CSV is published, else beside it."""
     folder = DOCS / "figures" if csv.parent == DOCS / "results" else csv.parent
-    return folder / f"{name or csv.stem}.png"
+    return folder / f"{csv.stem}.png"

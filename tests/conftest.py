@@ -25,8 +25,8 @@ from molflt.cli.main import main
 from molflt.data.dataset import StructureDataset
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, load_model, save_model
+from molflt.model.energy import EnergyModel
+from molflt.model.file import LoadedModel, load_model, save_model
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
 

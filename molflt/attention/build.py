@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,18 +20,15 @@ from molflt.attention.config import (
     MechanismConfig,
     SpectrumName,
 )
-from molflt.attention.context import FourierPositions
 from molflt.attention.far.field import ExactMethod, FarMethod
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.kernels.base import Kernel
-from molflt.attention.kernels.lara import LaraKernel, SoftClusters
-from molflt.attention.kernels.random_features import EluKernel, ReluKernel
-from molflt.attention.kernels.spectraformer import spectraformer_kernel
 from molflt.attention.layer import FourierAttention
-from molflt.attention.mechanism import AttentionLayer, SharedPositions
+from molflt.attention.mechanism import AttentionLayer, FourierPositions, SharedPositions
 from molflt.attention.moments import LocalMoments
 from molflt.attention.registry import MECHANISMS, imported
-from molflt.attention.vectors import VectorStream
+
+if TYPE_CHECKING:
+    from molflt.attention.kernels import Kernel
 
 
 @dataclass(frozen=True)
@@ -89,14 +86,16 @@ def build_kernel(
     Raises:
         InputError: there is no kernel of that name.
     """
+    from molflt.attention.kernels import lara, random_features, spectraformer
+
     match name:
         case "elu":
-            return EluKernel(dim)
+            return random_features.EluKernel(dim)
         case "relu":
-            return ReluKernel(n_features, dim, generator)
+            return random_features.ReluKernel(n_features, dim, generator)
         case "lara":
-            return LaraKernel(SoftClusters(n_heads, n_landmarks, dim, generator))
-    return spectraformer_kernel(name, dim, n_features, generator)
+            return lara.LaraKernel(lara.SoftClusters(n_heads, n_landmarks, dim, generator))
+    return spectraformer.spectraformer_kernel(name, dim, n_features, generator)
 
 
 def build_kernels(config: KernelKeys, width: int, sizes: Sizes) -> list[Kernel]:
@@ -144,6 +143,8 @@ def _layer(
     moments = LocalMoments(sizes.dim, sizes.n_rbf, config.moment_channels) if config.moment_channels else None
     stream = None
     if config.vector_channels:
+        from molflt.attention.vectors import VectorStream
+
         far = far_vectors(config, sizes)
         stream = VectorStream(sizes.dim, sizes.n_heads, config.moment_channels, config.vector_channels, far)
     return FourierAttention(

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from molflt.attention.build import Built, Sizes, build_kernels, build_rpe
 from molflt.attention.config import ConcatConfig
 from molflt.attention.far.members import GaussianRPE
-from molflt.attention.far.undamped import UndampedMethod, plane_waves, wave_features
+from molflt.attention.far.undamped import UndampedMethod, build_method, plane_waves, wave_features
 from molflt.attention.geometry import Geometry
-from molflt.attention.kernels.base import Kernel, kernelised_attention
-from molflt.attention.mechanism import AttentionLayer, Context, SharedPositions, heads_first, merge_heads, split_heads
+from molflt.attention.kernels import Kernel, kernelised_attention
+from molflt.attention.mechanism import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
 from molflt.attention.near import Neighbourhood
 
 
 @dataclass
-class ConcatContext(Context):
+class ConcatContext:
     """Waves and coefficients of the sampled frequencies.
 
     Attributes:
@@ -87,19 +87,8 @@ class ConcatAttention(AttentionLayer[ConcatContext, ConcatContext]):
 def build_concat(config: ConcatConfig, sizes: Sizes) -> Built:
     """Build FLT as published, Algorithm 1."""
     rpe = build_rpe(config)
-    method = UndampedMethod(
-        rpe,
-        n_frequencies=config.n_frequencies,
-        directions="random",
-        radii=config.radii,
-        proposal=config.proposal,
-        spectrum="gaussian",
-        periodic_radius=1.0,
-        seed=sizes.seed,
-        means=config.means,
-    )
     width = sizes.head_dim + 2 * config.n_frequencies
-    return ConcatPositions(rpe, method), [
+    return ConcatPositions(rpe, build_method(config, rpe, sizes.seed)), [
         ConcatAttention(sizes.dim, sizes.n_heads, config.n_basis, kernel, sizes.dropout)
         for kernel in build_kernels(config, width, sizes)
     ]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from molflt.attention.build import Built, Sizes, build_kernels
 from molflt.attention.config import KernelisedConfig
 from molflt.attention.geometry import Geometry
-from molflt.attention.kernels.base import Kernel, kernelised_attention
-from molflt.attention.mechanism import AttentionLayer, Context, SharedPositions, heads_first, merge_heads, split_heads
+from molflt.attention.kernels import Kernel, kernelised_attention
+from molflt.attention.mechanism import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
 
 
-class ContentAttention(AttentionLayer[Context, None]):
+class ContentAttention(AttentionLayer[Any, None]):
     """Projections and heads around a mechanism that ignores positions.
 
     Args:
@@ -34,7 +36,7 @@ class ContentAttention(AttentionLayer[Context, None]):
         """
         raise NotImplementedError
 
-    def prepare(self, geometry: Geometry, context: Context) -> None:
+    def prepare(self, geometry: Geometry, context: Any) -> None:
         """See :class:`AttentionLayer`. Positions do not enter."""
 
     def forward(self, x: Tensor, geometry: Geometry, prepared: None) -> Tensor:

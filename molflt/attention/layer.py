@@ -17,23 +17,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from molflt.attention.config import FarRank
-from molflt.attention.context import FourierContext
 from molflt.attention.far.field import FarField
 from molflt.attention.far.ways import Group
 from molflt.attention.geometry import Geometry
-from molflt.attention.kernels.base import Kernel
-from molflt.attention.mechanism import AttentionLayer, heads_first, split_heads
+from molflt.attention.mechanism import COMPONENTS, AttentionLayer, FourierContext, heads_first, split_heads
 from molflt.attention.moments import LocalMoments
 from molflt.attention.near import LocalRPE
 from molflt.attention.smooth import NOTHING, shortened
 from molflt.attention.sparse import scalar_products, weighted_sum
-from molflt.attention.vectors import COMPONENTS, VectorStream
+
+if TYPE_CHECKING:
+    from molflt.attention.kernels import Kernel
+    from molflt.attention.vectors import VectorStream
 
 
 @dataclass

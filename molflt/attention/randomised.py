@@ -23,12 +23,17 @@ from torch.nn import functional
 
 from molflt.attention.build import Built, Sizes, build_rpe
 from molflt.attention.config import RandomisedConfig, RandomisedRpeConfig, Sampling
-from molflt.attention.context import FourierContext, FourierPositions
 from molflt.attention.far.field import ExactMethod
 from molflt.attention.geometry import Geometry
 from molflt.attention.kernelised import ContentAttention
 from molflt.attention.layer import RPE_WEIGHT_STD, BoundedProjection
-from molflt.attention.mechanism import AttentionLayer, SharedPositions, split_heads
+from molflt.attention.mechanism import (
+    AttentionLayer,
+    FourierContext,
+    FourierPositions,
+    SharedPositions,
+    split_heads,
+)
 from molflt.attention.near import LocalRPE
 
 

@@ -14,18 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, TypeAdapter
 
-from molflt.attention.config import (
-    ConcatConfig,
-    FourierConfig,
-    KernelisedConfig,
-    KernelKeys,
-    LocalConfig,
-    MechanismConfig,
-    RandomisedConfig,
-    RandomisedRpeConfig,
-    SoftmaxConfig,
-    UndampedConfig,
-)
+from molflt.attention import config as configs
 
 DEFAULT_MECHANISM = "fourier"
 
@@ -39,19 +28,19 @@ class Mechanism:
         build: ``module:function`` that makes the modules of a model (see :mod:`molflt.attention.build`).
     """
 
-    config: type[MechanismConfig]
+    config: type[configs.MechanismConfig]
     build: str
 
 
 MECHANISMS = {
-    "fourier": Mechanism(FourierConfig, "molflt.attention.build:build_fourier"),
-    "local": Mechanism(LocalConfig, "molflt.attention.build:build_local"),
-    "kernelised": Mechanism(KernelisedConfig, "molflt.attention.kernelised:build_kernelised"),
-    "softmax": Mechanism(SoftmaxConfig, "molflt.attention.softmax:build_softmax"),
-    "undamped": Mechanism(UndampedConfig, "molflt.attention.far.undamped:build_undamped"),
-    "concat": Mechanism(ConcatConfig, "molflt.attention.concat:build_concat"),
-    "randomised": Mechanism(RandomisedConfig, "molflt.attention.randomised:build_randomised"),
-    "randomised-rpe": Mechanism(RandomisedRpeConfig, "molflt.attention.randomised:build_randomised_rpe"),
+    "fourier": Mechanism(configs.FourierConfig, "molflt.attention.build:build_fourier"),
+    "local": Mechanism(configs.LocalConfig, "molflt.attention.build:build_local"),
+    "kernelised": Mechanism(configs.KernelisedConfig, "molflt.attention.kernelised:build_kernelised"),
+    "softmax": Mechanism(configs.SoftmaxConfig, "molflt.attention.softmax:build_softmax"),
+    "undamped": Mechanism(configs.UndampedConfig, "molflt.attention.far.undamped:build_undamped"),
+    "concat": Mechanism(configs.ConcatConfig, "molflt.attention.concat:build_concat"),
+    "randomised": Mechanism(configs.RandomisedConfig, "molflt.attention.randomised:build_randomised"),
+    "randomised-rpe": Mechanism(configs.RandomisedRpeConfig, "molflt.attention.randomised:build_randomised_rpe"),
 }
 """Every mechanism by the name in ``mechanism=``."""
 
@@ -74,7 +63,8 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "lara-rpe": {"mechanism": "fourier", "far_rank": "m", "kernel": "lara", "moment_channels": 0},
     **{kernel: {"mechanism": "kernelised", "kernel": kernel} for kernel in KERNELS},
 }
-"""Presets of ``attention=``: for each name the keys that differ from the mechanism's defaults."""
+"""Presets of ``attention=``: for each name the keys that differ from the mechanism's defaults. A mechanism's own name
+is one, too."""
 
 
 def imported(place: str) -> Any:
@@ -83,7 +73,7 @@ def imported(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def attention_config(preset: str = "flt", **keys: Any) -> MechanismConfig:
+def attention_config(preset: str = "flt", **keys: Any) -> configs.MechanismConfig:
     """Return the configuration of a preset with some keys changed.
 
     An example is ``attention_config("flt", n_basis=32)``.
@@ -91,10 +81,17 @@ def attention_config(preset: str = "flt", **keys: Any) -> MechanismConfig:
     Raises:
         ValueError: there is no such preset or key, or a value is not allowed.
     """
-    return _ADAPTER.validate_python({**_preset(preset), **keys})
+    return _ADAPTER.validate_python({**preset_keys(preset), **keys})
 
 
-def _preset(name: str) -> dict[str, Any]:
+def preset_keys(name: str) -> dict[str, Any]:
+    """Return the keys of a preset, or of a mechanism with its defaults.
+
+    Raises:
+        ValueError: there is no such preset.
+    """
+    if name in MECHANISMS and name not in ATTENTIONS:
+        return {"mechanism": name}
     if name not in ATTENTIONS:
         near = difflib.get_close_matches(name, ATTENTIONS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -109,7 +106,7 @@ def _preset(name: str) -> dict[str, Any]:
 def _with_mechanism(value: Any) -> Any:
     """Expand a preset's name to its keys, add the default mechanism, refuse keys of others."""
     if isinstance(value, str):
-        value = _preset(value)
+        value = preset_keys(value)
     if not isinstance(value, dict):
         return value
     value = {"mechanism": DEFAULT_MECHANISM, **value}
@@ -125,15 +122,15 @@ def _with_mechanism(value: Any) -> Any:
     return value
 
 
-def _known_kernel(config: MechanismConfig) -> MechanismConfig:
-    if isinstance(config, KernelKeys) and config.kernel not in KERNELS:
+def _known_kernel(config: configs.MechanismConfig) -> configs.MechanismConfig:
+    if isinstance(config, configs.KernelKeys) and config.kernel not in KERNELS:
         near = difflib.get_close_matches(config.kernel, KERNELS, n=3, cutoff=0.4) or list(KERNELS)[:3]
         raise ValueError(f"unknown kernel '{config.kernel}'; among those there are: {', '.join(near)}")
     return config
 
 
 if TYPE_CHECKING:
-    AttentionConfig = MechanismConfig
+    AttentionConfig = configs.MechanismConfig
 else:
     _union = reduce(or_, (mechanism.config for mechanism in MECHANISMS.values()))
     AttentionConfig = Annotated[
@@ -143,4 +140,4 @@ else:
     ]
     """Any mechanism's configuration: a preset's name, or keys with ``mechanism`` among them."""
 
-_ADAPTER: TypeAdapter[MechanismConfig] = TypeAdapter(AttentionConfig)
+_ADAPTER: TypeAdapter[configs.MechanismConfig] = TypeAdapter(AttentionConfig)

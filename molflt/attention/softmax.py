@@ -8,8 +8,6 @@ number of images has no end, see them up to a cutoff with a smooth envelope.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,19 +15,8 @@ from torch.nn import functional
 from molflt.attention.build import Built, Sizes
 from molflt.attention.config import SoftmaxConfig
 from molflt.attention.geometry import Geometry
-from molflt.attention.mechanism import AttentionLayer, Context, SharedPositions, heads_first, merge_heads, split_heads
+from molflt.attention.mechanism import AttentionLayer, SharedPositions, heads_first, merge_heads, split_heads
 from molflt.attention.near import GaussianDistanceBasis, LocalRPE, Neighbourhood, neighbourhood_of
-
-
-@dataclass
-class SoftmaxContext(Context):
-    """Radial features from which every layer computes its own bias.
-
-    Attributes:
-        pairs: radial features of every pair that interacts.
-    """
-
-    pairs: Neighbourhood
 
 
 class SoftmaxPositions(SharedPositions):
@@ -48,8 +35,8 @@ class SoftmaxPositions(SharedPositions):
         self.cutoff = cutoff
         self.radial = GaussianDistanceBasis(n_rbf, cutoff, pair_types)
 
-    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> SoftmaxContext:
-        """See :class:`SharedPositions`.
+    def forward(self, geometry: Geometry, neighbourhood: Neighbourhood) -> Neighbourhood:
+        """Return the radial features of every pair that interacts, from which layers compute their biases.
 
         The geometry must hold all pairs of isolated structures as edges.
         """
@@ -58,10 +45,10 @@ class SoftmaxPositions(SharedPositions):
         isolated = ~geometry.pbc.any(dim=1)
         unending = isolated.index_select(0, geometry.structure.index_select(0, entries.receiver))
         displacements = geometry.displacements(entries)
-        return SoftmaxContext(neighbourhood_of(geometry, entries, displacements, self.radial, self.cutoff, unending))
+        return neighbourhood_of(geometry, entries, displacements, self.radial, self.cutoff, unending)
 
 
-class SoftmaxAttention(AttentionLayer[SoftmaxContext, Tensor]):
+class SoftmaxAttention(AttentionLayer[Neighbourhood, Tensor]):
     """One layer of dense softmax attention.
 
     Args:
@@ -79,9 +66,9 @@ class SoftmaxAttention(AttentionLayer[SoftmaxContext, Tensor]):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(dim, dim)
 
-    def prepare(self, geometry: Geometry, context: SoftmaxContext) -> Tensor:
+    def prepare(self, geometry: Geometry, context: Neighbourhood) -> Tensor:
         """(n_structures, n_heads, n_max, n_max): the bias of every pair, −∞ if out of reach."""
-        factor = self.local_rpe(geometry, context.pairs).transpose(0, 1)
+        factor = self.local_rpe(geometry, context).transpose(0, 1)
         seen = factor > 0
         bias = torch.where(seen, torch.where(seen, factor, 1.0).log(), -torch.inf)
         # Empty places see no atom; they are dropped below but must not give NaN.

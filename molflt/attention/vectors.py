@@ -21,10 +21,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from molflt.attention.mechanism import COMPONENTS
 from molflt.attention.smooth import shortened
-
-COMPONENTS = 9
-"""Components of a vector, three, and a tensor, six: its diagonal, then √2 times xz, yx, zy (``second_power``)."""
 
 
 class VectorStream(nn.Module):

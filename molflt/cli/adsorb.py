@@ -45,7 +45,7 @@ def adsorb_command(
         claim_new_file(context, out, (".csv", ".extxyz", ".html"), overwrite)
     from rich.table import Table
 
-    from molflt.adsorption.adsorb import adsorb
+    from molflt.adsorption import adsorb
     from molflt.adsorption.placing import METALS
     from molflt.data.tables import described
     from molflt.prediction.model import load

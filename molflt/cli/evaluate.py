@@ -34,9 +34,9 @@ from molflt.errors import InputError, listed
 from molflt.vocabulary import EnergyUnit, MethodName, OnError, Per, TagConvention
 
 if TYPE_CHECKING:
-    from molflt.invariance.harness import DtypeName, Result
+    from molflt.invariance import DtypeName, Result
     from molflt.prediction.evaluate import Evaluation
-    from molflt.prediction.uncertainty import Calibration
+    from molflt.prediction.metrics import Calibration
 
 
 def evaluate_command(
@@ -245,7 +245,7 @@ def check_invariance_command(
     import numpy as np
 
     from molflt.data.reading import ReadOptions
-    from molflt.invariance.harness import run_suite
+    from molflt.invariance import run_suite
     from molflt.invariance.structures import (
         ADDITIVE,
         FRAGMENTS_APART,

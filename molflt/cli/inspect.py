@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from molflt.data.quality.domain import Domain
     from molflt.data.reading import ReadOptions
-    from molflt.model.model_file import LoadedModel
+    from molflt.model.file import LoadedModel
     from molflt.report.explain import Explanation
 
 
@@ -59,7 +59,7 @@ def info_command(
     folder = Path(whole)
     is_run = folder.is_dir() and ((folder / BEST).exists() or any(folder.glob(f"{MEMBER}*")))
     if is_run or folder.suffix == ".safetensors" or path.startswith(PRETRAINED_PREFIX):
-        from molflt.model.model_file import load_models
+        from molflt.model.file import load_models
 
         files = [load_models(file) for file in member_paths(path)] if k is None else [load_members(path)]
         members = [_model_info(file, str(file[0].path) if k is None else path) for file in files]
@@ -75,7 +75,7 @@ def info_command(
 def _model_info(members: list[LoadedModel], name: str) -> dict[str, Any]:
     from ase.data import chemical_symbols
 
-    from molflt.model.uncertainty import LEVELS
+    from molflt.model.config import LEVELS
 
     loaded = members[0]
     card_file = loaded.path.with_suffix(".md")
@@ -222,7 +222,7 @@ def explain_command(
         claim_new_file(context, out, (".html", ".csv"), overwrite)
     from molflt.data.reading import ReadOptions
     from molflt.prediction.members import load_member
-    from molflt.prediction.predict import choose_device, outside
+    from molflt.prediction.predict import choose_device, domain_violations
     from molflt.report.explain import explain
     from molflt.report.explain_page import as_json as content
     from molflt.report.explain_page import write_csv, write_page
@@ -234,7 +234,7 @@ def explain_command(
     data = _one_structure(structure, index, options)
     explanation = explain(loaded, data, atom, target_device)
     doubt = ""
-    if reasons := [reason.text for reason in outside(loaded, explanation.structure)]:
+    if reasons := [reason.text for reason in domain_violations(loaded, explanation.structure)]:
         doubt = listed("outside the model's domain; what it says may mean little", reasons)
         warn(doubt)
     if out is not None:

@@ -38,7 +38,7 @@ def export_command(
     """
     import torch
 
-    from molflt.export.export import export
+    from molflt.export import export
     from molflt.prediction.members import load_members
 
     claim_new_file(context, out, (".pt", ".pth"), overwrite)

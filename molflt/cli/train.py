@@ -38,7 +38,7 @@ def train_command(
     Example: molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention.spectrum=sampled
     """
     # Late imports: help should come at once, and a mistake in the configuration soon.
-    from molflt.training.processes import is_first_process
+    from molflt.training.launch import is_first_process
 
     first = is_first_process()
     short = {"trainer.compile": compile_, "data.cache": cache}
@@ -48,9 +48,9 @@ def train_command(
     except InputError as error:
         if first:
             raise
-        from molflt.training.processes import wait_for_the_first
+        from molflt.training.launch import wait_for_first_process
 
-        wait_for_the_first()
+        wait_for_first_process()
         if isinstance(error, AgreedError):
             raise typer.Exit(2) from None
         raise InputError(f"in a process that is not the first: {error}") from error
@@ -80,8 +80,8 @@ def _say(line: str) -> None:
 
 
 def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: bool) -> None:
-    from molflt.training.config_file import load_config
-    from molflt.training.processes import is_first_process
+    from molflt.training.launch import is_first_process
+    from molflt.training.yaml import load_config
 
     settings = load_config(config, overrides)
     if str(config) == "-" and settings.trainer.devices * settings.trainer.num_nodes > 1:
@@ -110,7 +110,7 @@ def config_command(
     Example: molflt config tiny > tiny.yaml
     """
     from molflt.training.config import PRESETS, preset_config
-    from molflt.training.config_file import to_yaml
+    from molflt.training.yaml import to_yaml
 
     if preset is None:
         for name, values in PRESETS.items():

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.context import FourierPositions
 from molflt.attention.far.members import TAPER, cutoff_factor
+from molflt.attention.mechanism import FourierPositions
 from molflt.attention.smooth import GAUSSIAN_END
 
 
@@ -25,14 +25,10 @@ class FarField(nn.Module):
         basis = positions.rpe()
         widths = basis.widths.detach().double()
         kappa = torch.zeros_like(widths) if basis.kappa is None else basis.kappa.detach().double()
-        self.widths: Tensor
-        self.kappa: Tensor
-        self.amplitudes: Tensor
-        self.cutoffs: Tensor
-        self.register_buffer("widths", widths)
-        self.register_buffer("kappa", kappa)
-        self.register_buffer("amplitudes", basis.amplitudes.detach().double())
-        self.register_buffer("cutoffs", basis.cutoffs(tolerance).detach())
+        self.widths = nn.Buffer(widths)
+        self.kappa = nn.Buffer(kappa)
+        self.amplitudes = nn.Buffer(basis.amplitudes.detach().double())
+        self.cutoffs = nn.Buffer(basis.cutoffs(tolerance).detach())
         self.taper, self.end = TAPER, GAUSSIAN_END
         self.padding = cutoff_factor(tolerance / 10) * float(widths.max())
 

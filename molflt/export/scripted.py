@@ -1,6 +1,6 @@
 """Energy of one structure in the operations that TorchScript has, for exported models.
 
-It repeats the model of :mod:`molflt.model.energy_model` for one structure, with the neighbour list contracted edge by
+It repeats the model of :mod:`molflt.model.energy` for one structure, with the neighbour list contracted edge by
 edge, and the far field of :mod:`molflt.export.far_field`.
 """
 
@@ -15,17 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from molflt.attention.config import FourierConfig, LocalConfig
-from molflt.attention.context import FourierPositions
 from molflt.attention.kernels.random_features import RandomFeatureKernel, positive
 from molflt.attention.layer import FourierAttention
+from molflt.attention.mechanism import COMPONENTS, FourierPositions
 from molflt.attention.moments import second_power, typical_neighbours
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.attention.smooth import GAUSSIAN_END, envelope, shortened
-from molflt.attention.vectors import COMPONENTS
 from molflt.errors import InputError
 from molflt.export.far_field import FarField
 from molflt.model.encoder import EncoderLayer
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, TAG_ADSORBATE
 
 
@@ -50,16 +49,12 @@ class _Radial(nn.Module):
     def __init__(self, radial: GaussianDistanceBasis) -> None:
         super().__init__()
         self.cutoff, self.pair_types, self.end = radial.cutoff, radial.pair_types, GAUSSIAN_END
-        self.steepness: Tensor
-        self.shift: Tensor
-        self.gamma: Tensor
-        self.beta: Tensor
         steepness = torch.exp(-radial.log_widths.detach()) / math.sqrt(2)
-        self.register_buffer("steepness", steepness)
-        self.register_buffer("shift", radial.centres.detach() * steepness)
+        self.steepness = nn.Buffer(steepness)
+        self.shift = nn.Buffer(radial.centres.detach() * steepness)
         if radial.pair_types:
-            self.register_buffer("gamma", radial.gamma.detach())
-            self.register_buffer("beta", radial.beta.detach())
+            self.gamma = nn.Buffer(radial.gamma.detach())
+            self.beta = nn.Buffer(radial.beta.detach())
         self.n_types = MAX_ATOMIC_NUMBER + 1
 
     def forward(self, distances: Tensor, receiver_types: Tensor, sender_types: Tensor) -> Tensor:
@@ -84,11 +79,8 @@ class _Layer(nn.Module):
         self.attention_norm, self.ffn_norm, self.ffn = layer.attention_norm, layer.ffn_norm, layer.ffn
         self.projection, self.value = attention.query_key.projection, attention.value
         self.bias, self.output = attention.local_rpe.bias, attention.output
-        self.root_temperature: Tensor
-        self.rpe_weights: Tensor
-        self.omega: Tensor
-        self.register_buffer("root_temperature", attention.query_key.temperature.detach().sqrt())
-        self.register_buffer("rpe_weights", attention.rpe_weights.detach())
+        self.root_temperature = nn.Buffer(attention.query_key.temperature.detach().sqrt())
+        self.rpe_weights = nn.Buffer(attention.rpe_weights.detach())
         self.n_heads, self.stream = attention.n_heads, attention.stream
         # The far field carries the first channels of every head: of vectors, which come first, and of scalars.
         self.far_vectors = 0 if attention.stream is None else COMPONENTS * attention.stream.far_channels
@@ -100,7 +92,7 @@ class _Layer(nn.Module):
         kernel = attention.kernel
         self.kernelised = isinstance(kernel, RandomFeatureKernel)
         if isinstance(kernel, RandomFeatureKernel):
-            self.register_buffer("omega", kernel.weights().detach())
+            self.omega = nn.Buffer(kernel.weights().detach())
         moments = attention.moments
         self.has_moments = moments is not None
         if moments is not None:
@@ -222,14 +214,10 @@ class ScriptedEnergy(nn.Module):
         embedding, head, statistics = model.embedding, model.energy_head, model.standardiser
         self.element, self.tag, self.neighbour_element = embedding.element, embedding.tag, embedding.neighbour_element
         self.centrality, self.norm, self.mlp = embedding.centrality, model.encoder.norm, head.mlp
-        self.factor: Tensor
-        self.mean: Tensor
-        self.std: Tensor
-        self.references: Tensor
-        self.register_buffer("factor", head.factor.detach())
-        self.register_buffer("mean", statistics.mean)
-        self.register_buffer("std", statistics.std)
-        self.register_buffer("references", statistics.references)
+        self.factor = nn.Buffer(head.factor.detach())
+        self.mean = nn.Buffer(statistics.mean)
+        self.std = nn.Buffer(statistics.std)
+        self.references = nn.Buffer(statistics.references)
 
     def atomic_energies(
         self,

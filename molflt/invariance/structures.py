@@ -22,7 +22,7 @@ from molflt.data.ase import from_atoms
 from molflt.data.batch import StructureCollater
 from molflt.data.images import separate_fragments
 from molflt.data.reading import ReadOptions
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.vocabulary import TAG_ADSORBATE
 
 MOLECULES = ("CO2", "NH3", "CH4", "CH3OH", "CH3CH2OH", "C6H6", "C60")
@@ -162,7 +162,7 @@ class Energies(NamedTuple):
     Attributes:
         energy: (n_structures,) eV, float64.
         magnitude: (n_structures,) eV: Σ_i |e_i| over the atoms, the scale of rounding errors.
-        contractions: as in :class:`~molflt.model.energy_model.ModelOutput`.
+        contractions: as in :class:`~molflt.model.energy.ModelOutput`.
     """
 
     energy: np.ndarray

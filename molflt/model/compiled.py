@@ -10,7 +10,7 @@ import torch
 import torch.fx.experimental._config
 
 from molflt.errors import InputError
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.vocabulary import Compile
 
 

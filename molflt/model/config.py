@@ -1,10 +1,11 @@
-"""Configuration of the model."""
+"""Configuration of a model, and the errors that its file states."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from molflt.attention.config import ContentKeys, LayerKeys
 from molflt.attention.registry import AttentionConfig, attention_config
@@ -74,3 +75,56 @@ class ModelConfig(BaseModel):
     def all_pairs_if_isolated(self) -> bool:
         """True if isolated structures need all pairs in their neighbour list, at any distance."""
         return self.attention.all_pairs_if_isolated
+
+
+LEVELS = (0.5, 0.683, 0.9, 0.95)
+"""Probabilities of the available central intervals."""
+ONE_SIGMA, WIDE = 0.683, 0.95
+"""Probability of the printed interval, as wide as a standard deviation of normal errors, and of the one beside it."""
+
+_Positive = Annotated[FiniteFloat, Field(gt=0)]
+_Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+
+class Uncertainty(BaseModel):
+    """Half-widths of the intervals that hold the errors of a model or an ensemble's mean.
+
+    They are measured on structures outside the training set. The errors of a model of adsorption energies have
+    heavier tails than a normal distribution, so that no multiple of a standard deviation covers what it should at
+    every probability. The widths are therefore quantiles (normalised split conformal prediction; Lei et al., Journal
+    of the American Statistical Association 113, 1094, 2018): with s the standard deviation over the members of an
+    ensemble (0 for one model), the scale of a structure is ``floor`` + s, and a share p of the errors is below
+    multiple_p · scale.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    n_members: int = Field(ge=1, description="models whose mean this is about")
+    floor: FiniteFloat = Field(ge=0, description="eV, added to the standard deviation over the members")
+    multiples: list[_Positive] = Field(description="of floor + standard deviation, for each of LEVELS")
+    coverage: list[_Share] = Field(description="found for each of LEVELS, measured on one half, found on the other")
+    data: str = Field(description="what it was measured on")
+    n_structures: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _one_for_each_level(self) -> Uncertainty:
+        if not len(self.multiples) == len(self.coverage) == len(LEVELS):
+            raise ValueError(f"multiples and coverage: one for each of {LEVELS}")
+        return self
+
+    def half_width(self, spread: np.ndarray, level: float = ONE_SIGMA) -> np.ndarray:
+        """Half-width of the interval that holds the error with a probability, (n,) eV.
+
+        Args:
+            spread: (n,) eV, the standard deviation over the members; zeros for one model.
+            level: one of ``LEVELS``.
+        """
+        widths: np.ndarray = self.multiples[LEVELS.index(level)] * (self.floor + np.asarray(spread, np.float64))
+        return widths
+
+    def __str__(self) -> str:
+        one, wide = (self.multiples[LEVELS.index(level)] for level in (ONE_SIGMA, WIDE))
+        return (
+            f"{ONE_SIGMA:.0%} of the errors on {self.data} ({self.n_structures:,} structures) are smaller, "
+            f"{WIDE:.0%} smaller than {wide / one:.1f} times it"
+        )

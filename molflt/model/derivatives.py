@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from molflt.model.energy_model import EnergyModel, ModelOutput
+from molflt.model.energy import EnergyModel, ModelOutput
 
 
 @dataclass

@@ -11,8 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from molflt.attention.geometry import Geometry
-from molflt.attention.mechanism import AttentionLayer, Context
-from molflt.attention.vectors import COMPONENTS
+from molflt.attention.mechanism import COMPONENTS, AttentionLayer
 
 
 def full_precision(device: torch.device) -> torch.autocast:
@@ -97,7 +96,7 @@ class EncoderLayer(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(dim, ffn_dim), nn.GELU(), nn.Linear(ffn_dim, dim))
         self.dropout = nn.Dropout(dropout)
 
-    def prepare(self, geometry: Geometry, context: Context) -> Any:
+    def prepare(self, geometry: Geometry, context: Any) -> Any:
         """See :class:`AttentionLayer`."""
         with full_precision(geometry.positions.device):
             return self.attention.prepare(geometry, context)
@@ -137,7 +136,7 @@ class Encoder(nn.Module):
         self.vector_channels = max((layer.vector_channels for layer in layers), default=0)
         self.norm = nn.LayerNorm(dim)
 
-    def forward(self, x: Tensor, geometry: Geometry, context: Context) -> Tensor:
+    def forward(self, x: Tensor, geometry: Geometry, context: Any) -> Tensor:
         """(n_atoms, dim) → (n_atoms, dim).
 
         ``geometry`` and ``context`` serve every layer and recycle.

@@ -22,14 +22,21 @@ from molflt.data.quality.screen import Screening
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.errors import InputError
 from molflt.files import resolve_path
-from molflt.model.model_file import LoadedModel
-from molflt.model.uncertainty import Uncertainty
+from molflt.model.config import Uncertainty
+from molflt.model.file import LoadedModel
 from molflt.prediction.members import ModelPath, calibrated, load_members
-from molflt.prediction.metrics import EnergyMetrics, ForceMetrics, energy_metrics, force_metrics
+from molflt.prediction.metrics import (
+    Calibration,
+    EnergyMetrics,
+    ForceMetrics,
+    calibrate,
+    energy_metrics,
+    force_metrics,
+    measure,
+)
 from molflt.prediction.model import Model
 from molflt.prediction.output import Prediction
 from molflt.prediction.predict import DEFAULT_MAX_ATOMS, choose_device, predict
-from molflt.prediction.uncertainty import Calibration, calibrate, measure
 from molflt.vocabulary import EnergyUnit, OnError, Per
 
 if TYPE_CHECKING:
@@ -147,7 +154,7 @@ class Evaluation:
         """Compare the ensemble's spread with its errors; None for one model.
 
         Raises:
-            InputError: see :func:`molflt.prediction.uncertainty.calibrate`.
+            InputError: see :func:`molflt.prediction.metrics.calibrate`.
         """
         return None if self.std is None else calibrate(self.predicted, self.std, self.expected)
 

@@ -13,8 +13,8 @@ import torch
 
 from molflt.errors import InputError
 from molflt.files import sole_writer
-from molflt.model.model_file import LoadedModel, load_model, load_models, save_model
-from molflt.model.uncertainty import Uncertainty
+from molflt.model.config import Uncertainty
+from molflt.model.file import LoadedModel, load_model, load_models, save_model
 from molflt.terminal_text import shown
 from molflt.vocabulary import MethodName
 
@@ -75,7 +75,7 @@ def load_members(
         models: a model file, a run directory, the directory of an ensemble, ``pretrained:NAME``, one of these with
             ``#K`` behind it for its K-th member, counted from 0, a loaded model, or several of them:
             one ensemble.
-        frequencies: see :func:`molflt.model.model_file.load_model`; loaded models are left as they are.
+        frequencies: see :func:`molflt.model.file.load_model`; loaded models are left as they are.
 
     Raises:
         InputError: a file cannot be used, or the members predict different quantities.
@@ -185,19 +185,15 @@ def average_models(paths: Sequence[ModelPath], target: str | Path) -> LoadedMode
     """
     if len(paths) < 2:
         raise InputError("give at least two model files to average, such as RUN_DIR/epoch-*.safetensors")
-    target = Path(target)
-    _refuse_existing(target)
     with sole_writer(target):
-        _refuse_existing(target)
-        return _average(paths, target)
+        if Path(target).exists():
+            raise InputError(f"{target}: exists already; choose another name")
+        averaged = _average(paths)
+        save_model(target, averaged.model, averaged.metadata)
+        return replace(averaged, path=Path(target), name=str(target))
 
 
-def _refuse_existing(target: Path) -> None:
-    if target.exists():
-        raise InputError(f"{target}: exists already; choose another name")
-
-
-def _average(paths: Sequence[ModelPath], target: Path) -> LoadedModel:
+def _average(paths: Sequence[ModelPath]) -> LoadedModel:
     first = load_model(Path(paths[0]))
     learnt = {name for name, _ in first.model.named_parameters()}
     state = first.model.state_dict()
@@ -216,6 +212,4 @@ def _average(paths: Sequence[ModelPath], target: Path) -> LoadedModel:
                 raise InputError(f"{path}: '{name}' differs from that of {paths[0]}; they are not of one run")
     first.model.load_state_dict({**state, **{name: total / len(paths) for name, total in sums.items()}})
     # The errors of these weights are not known.
-    metadata = first.metadata.model_copy(update={"validation": {}, "uncertainty": None})
-    save_model(target, first.model, metadata)
-    return LoadedModel(first.model, metadata, target)
+    return replace(first, metadata=first.metadata.model_copy(update={"validation": {}, "uncertainty": None}))

@@ -18,8 +18,8 @@ from molflt.data.dataset import ConcatDataset, ListDataset, StructureDataset
 from molflt.data.open import resolve_inputs, structures_of
 from molflt.data.reading import CONFORMERS, ReadOptions
 from molflt.errors import InputError, InputWarning, listed
-from molflt.model.model_file import LoadedModel, ModelMetadata
-from molflt.model.uncertainty import Uncertainty
+from molflt.model.config import Uncertainty
+from molflt.model.file import LoadedModel, ModelMetadata
 from molflt.prediction.members import ModelPath, load_members, meaning_of_uncertainty, uncertainty_of
 from molflt.prediction.output import Prediction
 from molflt.prediction.predict import DEFAULT_MAX_ATOMS, choose_device, doubt_of_forces, predict

@@ -19,9 +19,9 @@ from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
 from molflt.data.quality import domain
 from molflt.data.quality.occurrence import Reason
-from molflt.errors import InputError, does_not_fit, fitting
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, ModelMetadata
+from molflt.errors import InputError, does_not_fit, try_within_memory
+from molflt.model.energy import EnergyModel
+from molflt.model.file import LoadedModel, ModelMetadata
 from molflt.prediction.members import uncertainty_of
 from molflt.prediction.output import BY_ATOM, Conformers, Prediction, conformers_of, joined
 from molflt.terminal_text import printable
@@ -71,7 +71,7 @@ def unknown_elements(loaded: LoadedModel, atomic_numbers: set[int]) -> list[str]
     return [chemical_symbols[z] for z in sorted(atomic_numbers - set(loaded.metadata.elements))]
 
 
-def outside(loaded: LoadedModel, data: Data) -> list[Reason]:
+def domain_violations(loaded: LoadedModel, data: Data) -> list[Reason]:
     """Reasons why a structure is outside the model's stated domain; empty if it is inside.
 
     See :mod:`molflt.data.quality.domain`.
@@ -189,7 +189,7 @@ def _predict_batch(
             shapes[position] = [
                 attach_neighbours(shape, config.neighbour_cutoff, config.all_pairs_if_isolated) for shape in each
             ]
-            reasons = [reason.text for reason in outside(members[0], shapes[position][0])]
+            reasons = [reason.text for reason in domain_violations(members[0], shapes[position][0])]
             if reasons := [*reasons, *filter(None, [data.get("remark")])]:
                 found.warnings[position] = printable("; ".join(reasons))
         except InputError as error:
@@ -246,7 +246,7 @@ def _each(
     if not structures:
         return []
     try:
-        computed = fitting(lambda: _compute(models, structures, device, wanted))
+        computed = try_within_memory(lambda: _compute(models, structures, device, wanted))
         if computed:
             return computed[0]
         reason = InputError(does_not_fit(structures[0].name, int(structures[0].num_nodes)))

@@ -27,7 +27,7 @@ from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.errors import InputError, InputWarning, in_line, naming
 from molflt.files import lock
-from molflt.model.model_file import LoadedModel
+from molflt.model.file import LoadedModel
 from molflt.prediction.model import Model
 from molflt.prediction.output import Conformers, Prediction, joined
 from molflt.prediction.predict import DEFAULT_MAX_ATOMS, predict_batches

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from molflt.adsorption.adsorb import Adsorption, doubts_of
+from molflt.adsorption import Adsorption, doubts_of
 from molflt.data.ase import to_atoms
 from molflt.data.extxyz_output import write_extxyz
 from molflt.data.tables import described

@@ -15,7 +15,7 @@ from molflt.attention.far.field import FarMethod
 from molflt.attention.far.members import GaussianBasis
 from molflt.attention.smooth import envelope, sinc_of_square
 from molflt.attention.softmax import SoftmaxPositions
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 
 TRAIN = "train"
 _MOST_DISTANCE = 30.0
@@ -42,7 +42,7 @@ def learning_curves(records: Sequence[dict[str, Any]], metric: str) -> list[Curv
     """Return a metric such as ``energy_mae`` of every split that has it; training first.
 
     Args:
-        records: one per validated epoch, see :func:`molflt.training.run_directory.read_records`.
+        records: one per validated epoch, see :func:`molflt.training.run_dir.read_records`.
         metric: its name after the slash.
     """
     splits = dict.fromkeys(

@@ -31,8 +31,8 @@ from molflt.data.images import nearest_image
 from molflt.data.progress import track
 from molflt.errors import InputError
 from molflt.model.encoder import full_precision
-from molflt.model.energy_model import EnergyModel, ModelOutput
-from molflt.model.model_file import LoadedModel
+from molflt.model.energy import EnergyModel, ModelOutput
+from molflt.model.file import LoadedModel
 from molflt.prediction.predict import choose_device, lowest_of, unlabelled
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from ase.data import chemical_symbols
 
 from molflt.files import atomic_file
-from molflt.model.model_file import LoadedModel
+from molflt.model.file import LoadedModel
 from molflt.report.explain import Explanation
 from molflt.report.page import Page, energy
 from molflt.report.viewer import TAG_NAMES, structure_view

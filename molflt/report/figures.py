@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from molflt import vocabulary
-from molflt.adsorption.adsorb import Adsorption
+from molflt.adsorption import Adsorption
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.files import atomic_file
@@ -36,7 +36,7 @@ from molflt.report.curves import (
     learning_curves,
 )
 from molflt.terminal_text import printable
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
 
 MOST_POINTS = 5000
 """Most structures in one parity plot; a random sample is shown of more."""

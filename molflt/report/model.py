@@ -19,9 +19,9 @@ from molflt.attention.registry import AttentionConfig
 from molflt.data.quality.screen import SKIPPED
 from molflt.errors import InputError
 from molflt.files import remove_leftovers
-from molflt.invariance.harness import Result, run_suite
-from molflt.model.model_file import LoadedModel, library_versions
-from molflt.model.uncertainty import LEVELS
+from molflt.invariance import Result, run_suite
+from molflt.model.config import LEVELS
+from molflt.model.file import LoadedModel, library_versions
 from molflt.prediction.evaluate import Evaluation, evaluate
 from molflt.prediction.members import load_members
 from molflt.prediction.metrics import EWT_THRESHOLD, GroupErrors, by_adsorbate, by_element, by_size
@@ -31,8 +31,8 @@ from molflt.report.curves import best_epoch, far_curves, learning_curves, local_
 from molflt.report.figures import MOST_ERROR_BARS, MOST_POINTS, figure
 from molflt.report.page import Page, svg
 from molflt.report.viewer import structure_view
-from molflt.training.config_file import load_config, to_yaml
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
+from molflt.training.yaml import load_config, to_yaml
 
 if TYPE_CHECKING:
     from molflt.training.config import TrainConfig
@@ -95,8 +95,8 @@ def write_report(
         path: the file, ``NAME.html``.
         loaded: the model, or the first member of an ensemble, whose RPE and configuration are shown.
         sets: evaluations of it; the worst structures are of the first.
-        records: of :func:`molflt.training.run_directory.read_records`; without any there are no learning curves.
-        results: of :func:`molflt.invariance.harness.run_suite`; None explains how to get them.
+        records: of :func:`molflt.training.run_dir.read_records`; without any there are no learning curves.
+        results: of :func:`molflt.invariance.run_suite`; None explains how to get them.
         command: by which the model was trained or evaluated.
         n_members: size of the ensemble.
         warnings: on the training data; those of the evaluations are shown as well.

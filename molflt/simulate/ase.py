@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,11 +33,11 @@ from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.compiled import compile_model, is_wanted
 from molflt.model.derivatives import derivatives
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel
+from molflt.model.energy import EnergyModel
+from molflt.model.file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
-from molflt.prediction.predict import choose_device, doubt_of_forces, outside, why_no_forces
+from molflt.prediction.predict import choose_device, domain_violations, doubt_of_forces, why_no_forces
 from molflt.simulate.replay import Replay
 from molflt.vocabulary import DIFFERENTIABLE, Compile, TagConvention
 
@@ -117,7 +117,7 @@ class MolFLTCalculator(Calculator):
         self._moving = MovingBatch(self.model)
         # A given model stays as it was if these are compiled.
         self._models = [copy.copy(member.model) for member in self.model.members]
-        self._replay = Replay(partial(_computed, self._models))
+        self._replay = Replay(partial(values_of, self._models))
         self._warnings = DomainWarnings()
         self._tags_seen: tuple[bytes, bytes] | None = None
         self._tags_meant: np.ndarray | None = None
@@ -166,24 +166,20 @@ class MolFLTCalculator(Calculator):
         if self._compiles and self._n_steps == self._steps_before:
             for model in self._models:
                 compile_model(model, print)
-            self._replay = Replay(partial(_computed, self._models))
+            self._replay = Replay(partial(values_of, self._models))
         self._n_steps += 1
         if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
             self._warnings.say(text, "forces")
         values = _on_host(self._replay(batch, stress or "forces" in properties, stress))
-        for quantity, each in values.items():
-            if not np.isfinite(each).all():
-                raise InputError(
-                    f"{name}: the model's {quantity} is not finite; check the structure for atoms that overlap"
-                )
+        refuse_not_finite({key: np.isfinite(each).all() for key, each in values.items()}, name)
         energy = float(values["energy"].mean())
         self.results.update({"energy": energy, "free_energy": energy})
         if "forces" in values:
             self.results["forces"] = values["forces"].mean(axis=0)
         if "stress" in values:
-            self.results["stress"] = full_3x3_to_voigt_6_stress(values["stress"].mean(axis=0))
+            self.results["stress"] = full_3x3_to_voigt_6_stress(values["stress"].mean(axis=0)[0])
         std = {key: each.std(axis=0, ddof=1) for key, each in values.items()} if len(self._models) > 1 else {}
-        spread, known = std.get("energy"), self.model.uncertainty
+        spread, known = std["energy"][0] if std else None, self.model.uncertainty
         if known is not None:
             spread = known.half_width(np.zeros(()) if spread is None else spread)
         self.energy_std = None if spread is None else float(spread)
@@ -215,23 +211,32 @@ class MolFLTCalculator(Calculator):
         return self._moving(same, atoms.cell.array, atoms.positions, make)
 
 
-def _computed(models: Sequence[EnergyModel], batch: Batch, forces: bool, stress: bool) -> dict[str, Tensor]:
-    """Compute the output of each model for one structure.
+def values_of(models: Iterable[EnergyModel], batch: Batch, forces: bool, stress: bool) -> dict[str, Tensor]:
+    """Compute the output of each model for a batch, on its device.
 
-    energy (n_models,), forces (n_models, n_atoms, 3), stress (n_models, 3, 3).
+    These are energy (n_models, n_structures), forces (n_models, n_atoms, 3), stress (n_models, n_structures, 3, 3).
     """
     found: dict[str, list[Tensor]] = {}
     for model in models:
         if forces:
             derived = derivatives(model, batch, stress)
-            each = {"energy": derived.output.energy[0], "forces": derived.forces}
-            each |= {} if derived.stress is None else {"stress": derived.stress[0]}
+            each = {"energy": derived.output.energy, "forces": derived.forces}
+            each |= {} if derived.stress is None else {"stress": derived.stress}
         else:
             with torch.no_grad():
-                each = {"energy": model(batch).energy[0]}
+                each = {"energy": model(batch).energy}
         for name, tensor in each.items():
             found.setdefault(name, []).append(tensor.detach())
     return {name: torch.stack(tensors) for name, tensors in found.items()}
+
+
+def refuse_not_finite(finite: Mapping[str, Any], name: str) -> None:
+    """Raise InputError for the first quantity that is not finite; ``name``: of the structures."""
+    for quantity, is_finite in finite.items():
+        if not is_finite:
+            raise InputError(
+                f"{name}: the model's {quantity} is not finite; check the structure for atoms that overlap"
+            )
 
 
 def _on_host(found: dict[str, Tensor]) -> dict[str, np.ndarray]:
@@ -321,7 +326,7 @@ class DomainWarnings:
 
     def ask(self, loaded: LoadedModel, data: Data, where: str = "") -> None:
         """Warn of new reasons about a structure; ``where`` says which of several it is."""
-        for rule, text in outside(loaded, data):
+        for rule, text in domain_violations(loaded, data):
             atoms = data.atomic_numbers.sort().values.tolist()
             self.say(f"{where}{text}", f"{rule} {atoms}" if rule in GEOMETRIC else text, stacklevel=5)
 

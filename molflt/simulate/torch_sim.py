@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from ase import Atoms
 from torch import Tensor
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Data
 
 from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
-from molflt.model.derivatives import derivatives
-from molflt.model.model_file import LoadedModel
+from molflt.model.file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model
 from molflt.prediction.predict import doubt_of_forces, why_no_forces
-from molflt.simulate.ase import DomainWarnings, MovingBatch, as_model
+from molflt.simulate.ase import DomainWarnings, MovingBatch, as_model, refuse_not_finite, values_of
 from molflt.simulate.replay import Replay
 
 try:
@@ -71,7 +71,7 @@ class MolFLTModel(ModelInterface):
         self._compute_forces, self._compute_stress = True, stress
         self._warnings = DomainWarnings()
         self._moving = MovingBatch(self.model)
-        self._replay = Replay(self._computed)
+        self._replay = Replay(partial(values_of, [member.model for member in self.model.members]))
 
     def forward(self, state: Any, **_: Any) -> dict[str, Tensor]:
         """Return energies and their derivatives.
@@ -101,20 +101,8 @@ class MolFLTModel(ModelInterface):
             return structures
 
         batch = self._moving((numbers.tobytes(), owner.tobytes(), pbc.tobytes()), cells, positions, make)
-        # A replayed call would overwrite what torch-sim keeps.
-        values = {name: tensor.clone() for name, tensor in self._replay(batch, self.compute_stress).items()}
-        finite = torch.stack([value.isfinite().all() for value in values.values()])
-        for quantity, is_finite in zip(values, finite.tolist(), strict=True):
-            if not is_finite:
-                raise InputError(f"the model's {quantity} is not finite; check the structures for atoms that overlap")
-        return values
-
-    def _computed(self, batch: Batch, stress: bool) -> dict[str, torch.Tensor]:
-        found = [derivatives(member.model, batch, stress) for member in self.model.members]
-        values = {
-            "energy": torch.stack([each.output.energy.detach() for each in found]).mean(0),
-            "forces": torch.stack([each.forces for each in found]).mean(0),
-        }
-        if stress:
-            values["stress"] = torch.stack([each.stress for each in found if each.stress is not None]).mean(0)
-        return values
+        found = self._replay(batch, True, self.compute_stress)
+        finite = torch.stack([each.isfinite().all() for each in found.values()]).tolist()
+        refuse_not_finite(dict(zip(found, finite, strict=True)), f"{len(cells)} systems")
+        # Copies, since a replayed call would overwrite what torch-sim keeps.
+        return {quantity: each.mean(0) for quantity, each in found.items()}

@@ -14,7 +14,7 @@ from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
 from molflt.data.reading import ReadOptions
 from molflt.errors import OnBad
 from molflt.model.config import ModelConfig
-from molflt.model.standardiser import StandardiserKind
+from molflt.model.scale_shift import ScaleShiftKind
 from molflt.vocabulary import DIFFERENTIABLE, Compile, EnergyUnit, Per, TagConvention
 
 
@@ -52,7 +52,7 @@ class DataConfig(BaseModel):
     tags: TagConvention = Field(
         "auto", description="how tags in the files are read: oc20, or layers, numbered from the top as ASE does"
     )
-    standardise: Literal["auto"] | StandardiserKind = Field(
+    standardise: Literal["auto"] | ScaleShiftKind = Field(
         "auto",
         description="structure: by mean and std; element: by reference energies; auto: element for target energy",
     )

@@ -16,10 +16,10 @@ from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import MEMBER
 from molflt.training import run as single
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import make_config
 from molflt.training.fine_tuning import each_initial, load_initial
 from molflt.training.run import Run
-from molflt.training.run_directory import CONFIG, OCCUPIED, check_run_dir, write_config
+from molflt.training.run_dir import CONFIG, OCCUPIED, check_run_dir, write_config
+from molflt.training.yaml import make_config
 
 
 def train(

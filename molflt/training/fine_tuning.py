@@ -14,14 +14,14 @@ from molflt.attention.config import FROM_TRAINING_SET
 from molflt.data.dataset import StructureDataset, fingerprint
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, Origin
-from molflt.model.standardiser import Statistics, fit_statistics
+from molflt.model.energy import EnergyModel
+from molflt.model.file import LoadedModel, Origin
+from molflt.model.scale_shift import Statistics, fit_statistics
 from molflt.prediction.members import load_member, load_members
 from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
-from molflt.training.run_directory import differences
+from molflt.training.run_dir import differences
 from molflt.training.training_set import TrainingSet
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 

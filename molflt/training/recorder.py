@@ -16,11 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from molflt.data.progress import console, visible
 from molflt.errors import InputError
 from molflt.model.compiled import n_compilations
-from molflt.model.model_file import ModelMetadata, read_metadata, save_model
+from molflt.model.file import ModelMetadata, read_metadata, save_model
 from molflt.prediction.members import BEST
 from molflt.training.config import TrainerConfig
 from molflt.training.optimisation import warmup
-from molflt.training.run_directory import BAD_BATCHES, LAST, epoch_file, forget_bad_batches, write_records
+from molflt.training.run_dir import BAD_BATCHES, LAST, epoch_file, forget_bad_batches, write_records
 from molflt.training.task import EXPLODING, EnergyTask, diverged
 
 HEARTBEAT_SECONDS = 30.0

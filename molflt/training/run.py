@@ -25,23 +25,23 @@ from molflt.data.quality.screen import write_skipped
 from molflt.errors import InputError, does_not_fit, out_of_memory
 from molflt.files import alone, resolve_path
 from molflt.model.compiled import compile_model, is_wanted
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
+from molflt.model.energy import EnergyModel
+from molflt.model.file import LoadedModel, ModelMetadata, TrainingData
 from molflt.prediction.members import BEST, member_paths
 from molflt.prediction.model import Model, load
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.fine_tuning import load_initial, take_over
-from molflt.training.processes import (
+from molflt.training.launch import (
     cluster_plugins,
     connect,
+    explain_lost_loader,
+    explain_lost_process,
     interrupts,
     is_first_process,
-    losing_no_loader,
-    losing_no_process,
 )
 from molflt.training.recorder import RunRecorder, Score
-from molflt.training.run_directory import (
+from molflt.training.run_dir import (
     CHECKPOINT,
     LAST,
     OCCUPIED,
@@ -112,7 +112,7 @@ def train(
     """
     run_dir, callbacks, first = Path(run_dir), callbacks or [], is_first_process()
     n_processes = config.trainer.devices * config.trainer.num_nodes
-    with alone(run_dir, OCCUPIED) if first else nullcontext(), losing_no_process(n_processes):
+    with alone(run_dir, OCCUPIED) if first else nullcontext(), explain_lost_process(n_processes):
         say = say if first else lambda _: None
         config, initial = load_initial(config, say)
         if first:
@@ -159,7 +159,7 @@ def train(
                 say(skipped)
             for line in (*data.notes, *(f"Warning: {warning}" for warning in data.warnings)):
                 say(line)
-        with interrupts(trainer), losing_no_loader(), _memory(task, config.data.max_atoms):
+        with interrupts(trainer), explain_lost_loader(), _memory(task, config.data.max_atoms):
             trainer.fit(task, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
         if first:
             recorder.check_models(LAST)

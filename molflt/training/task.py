@@ -21,11 +21,11 @@ from molflt.attention.far.ways import FarPlan
 from molflt.attention.layout import Plan
 from molflt.errors import InputError
 from molflt.model.derivatives import derivatives
-from molflt.model.energy_model import EnergyModel, ModelOutput
+from molflt.model.energy import EnergyModel, ModelOutput
 from molflt.prediction.metrics import EWT_THRESHOLD
 from molflt.training.config import TrainConfig
 from molflt.training.optimisation import auxiliary_weight, learning_rate_factor, make_optimiser, move_averages
-from molflt.training.run_directory import record_bad_batch
+from molflt.training.run_dir import record_bad_batch
 from molflt.training.training_set import TrainingSet
 
 EXPLODING = 10.0

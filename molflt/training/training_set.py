@@ -14,7 +14,7 @@ from molflt.data.quality.leaks import alike
 from molflt.data.quality.occurrence import Reason
 from molflt.data.quality.screen import Screening
 from molflt.errors import InputError, listed
-from molflt.model.standardiser import StandardiserKind, Statistics, fit_statistics, mean_absolute_deviation
+from molflt.model.scale_shift import ScaleShiftKind, Statistics, fit_statistics, mean_absolute_deviation
 
 _EXAMPLES = 3
 _CLOSELY = 1_000
@@ -69,7 +69,7 @@ class TrainingSet:
 
 
 def read_training_set(
-    screening: Screening, kind: StandardiserKind, references: dict[str, float] | None = None
+    screening: Screening, kind: ScaleShiftKind, references: dict[str, float] | None = None
 ) -> TrainingSet:
     """Make the pass over a training set.
 

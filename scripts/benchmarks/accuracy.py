@@ -30,9 +30,9 @@ from filelock import FileLock, Timeout
 
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.files import resolve_path
-from molflt.model.model_file import load_model
+from molflt.model.file import load_model
 from molflt.training.run import train
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
 from scripts import results
 from scripts.benchmarks.accuracy_data import DATA_SETS, Split, available, split
 from scripts.benchmarks.accuracy_peers import PEERS, train_peer

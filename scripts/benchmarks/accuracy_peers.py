@@ -9,9 +9,8 @@ import copy
 import math
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -23,16 +22,8 @@ if TYPE_CHECKING:
     from scripts.benchmarks.accuracy_data import Split
 
 
-@dataclass(frozen=True)
-class Peer:
-    """One of them.
-
-    Attributes:
-        family: see :func:`peers.build`.
-        sizes: keyword arguments of its constructor, cutoff left out.
-        cutoff: Å, in molecules and in crystals.
-        lr: peak learning rate.
-    """
+class Peer(NamedTuple):
+    """Family and sizes, see :func:`peers.build`; cutoff in molecules and in crystals, Å; peak learning rate."""
 
     family: str
     sizes: dict[str, Any]
@@ -94,7 +85,7 @@ def plain_files(split: Split, cutoff: float, folder: Path) -> tuple[str, dict[st
     from molflt.data.open import open_dataset
     from molflt.data.reading import ReadOptions
     from molflt.files import atomic_file, resolve_path
-    from molflt.model.standardiser import fit_statistics
+    from molflt.model.scale_shift import fit_statistics
     from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
     sources = {"train": split.train, **split.held_out}

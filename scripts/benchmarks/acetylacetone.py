@@ -26,7 +26,7 @@ from ase.io import read as read_frames
 from ase.io import write as write_frames
 
 from molflt.files import atomic_file
-from molflt.model.model_file import load_model
+from molflt.model.file import load_model
 from molflt.training.config import TrainConfig, preset_config
 from molflt.training.run import train
 from scripts import results

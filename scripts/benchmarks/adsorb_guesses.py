@@ -27,7 +27,7 @@ from ase import Atoms
 from rdkit import Chem
 from rdkit.Chem import rdDetermineBonds
 
-from molflt.adsorption.adsorb import N_GUESSES, adsorb_conformers, molecule
+from molflt.adsorption import N_GUESSES, adsorb_conformers, molecule
 from molflt.adsorption.placing import surface
 from molflt.data.ase import from_atoms
 from molflt.data.dataset import fingerprint

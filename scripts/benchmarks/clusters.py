@@ -32,7 +32,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
 from molflt.files import atomic_file
-from molflt.model.model_file import LoadedModel, load_model
+from molflt.model.file import LoadedModel, load_model
 from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
@@ -136,23 +136,21 @@ def judge(row: str, atoms: int, seed: int, epochs: int, out: Path) -> dict[str, 
 
 def losses_figure(rows: list[results.Row]) -> Figure:
     """The loss of every run with 32 atoms by row, beside what is published."""
-    rows = [row for row in rows if row["atoms"] == "32"]
+    losses: dict[str, list[float]] = {}
+    for row in rows:
+        if row["atoms"] == "32":
+            losses.setdefault(row["row"], []).append(float(row["loss"]))
     figure = Figure(figsize=(6.4, 3.2), layout="constrained")
     axes = figure.subplots()
-    names = sorted({row["row"] for row in rows}, key=lambda name: min(_losses(rows, name)))
+    names = sorted(losses, key=lambda name: min(losses[name]))
     for place, name in enumerate(reversed(names)):
-        losses = _losses(rows, name)
-        axes.plot(losses, [place] * len(losses), "o", color="tab:blue")
+        axes.plot(losses[name], [place] * len(losses[name]), "o", color="tab:blue")
     axes.set_yticks(range(len(names)), reversed(names))
     for name, loss in PUBLISHED.items():
         axes.axvline(loss, color="black", linewidth=0.8, linestyle="--")
         axes.text(loss, len(names) - 0.4, name, ha="center", va="bottom", fontsize="small")
     axes.set(xlabel="0.01 · mean square of energies + 0.99 · of forces", xscale="log", ylim=(-0.6, len(names) - 0.4))
     return figure
-
-
-def _losses(rows: list[results.Row], name: str) -> list[float]:
-    return [float(row["loss"]) for row in rows if row["row"] == name]
 
 
 def main() -> None:

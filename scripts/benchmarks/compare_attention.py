@@ -24,7 +24,7 @@ from molflt.attention.registry import ATTENTIONS, attention_config
 from molflt.data.open import open_dataset
 from molflt.files import resolve_path
 from molflt.invariance.structures import energies, rotation
-from molflt.model.model_file import load_model
+from molflt.model.file import load_model
 from molflt.training.config import TrainConfig, preset_config
 from molflt.training.run import train
 from scripts import results

@@ -26,11 +26,11 @@ import torch
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.record import to_record
-from molflt.model.model_file import read_metadata
+from molflt.model.file import read_metadata
 from molflt.prediction.evaluate import evaluate
 from molflt.training.config import FINE_TUNING_RATE, TrainConfig
 from molflt.training.run import train
-from molflt.training.run_directory import LAST
+from molflt.training.run_dir import LAST
 from scripts import results
 from scripts.benchmarks.accuracy_data import DATA_SETS, split
 from scripts.benchmarks.accuracy_rows import run_config

@@ -37,7 +37,7 @@ from molflt.data.ase import to_atoms
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.record import to_record
 from molflt.model.compiled import compile_model
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.training.config import preset_config
 from molflt.training.run import train
 from scripts.benchmarks import layer_worker, measuring, models, structures

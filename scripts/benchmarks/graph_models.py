@@ -18,7 +18,7 @@ from torch_geometric.nn.models import DimeNetPlusPlus, SchNet, dimenet
 
 from molflt.attention.registry import ATTENTIONS
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.training.config import PRESETS
 from scripts.benchmarks.peers import FIELDS, PlainBatch
 

@@ -20,7 +20,7 @@ from torch_geometric.data import Data
 from molflt.attention.registry import attention_config
 from molflt.invariance import structures as changes
 from molflt.invariance.structures import energies, scaled_until_it_matters
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.training.config import preset_config
 from scripts import results
 from scripts.benchmarks import structures

@@ -45,7 +45,7 @@ from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.data.prepared import PreparedSet, read_signed, signed
 from molflt.data.quality.domain import sample
 from molflt.data.record import to_data, to_record
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.training.config import preset_config
 from molflt.training.data_module import Requests, _as_is, _Batches
 from molflt.training.training_structures import NoisyDataset

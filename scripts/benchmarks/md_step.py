@@ -24,8 +24,8 @@ PRESET = "small"
 def molflt_calculator(device: str = "cpu") -> Calculator:
     """An untrained model of the preset, as one that has been loaded."""
     from molflt import MolFLTCalculator
-    from molflt.model.energy_model import EnergyModel
-    from molflt.model.model_file import LoadedModel, ModelMetadata, TrainingData
+    from molflt.model.energy import EnergyModel
+    from molflt.model.file import LoadedModel, ModelMetadata, TrainingData
     from molflt.training.config import preset_config
 
     config = preset_config(PRESET).model

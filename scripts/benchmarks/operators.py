@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from molflt.attention.sparse import SparsePattern
 from molflt.model.derivatives import derivatives
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.training.config import preset_config
 from scripts import results
 from scripts.benchmarks import structures

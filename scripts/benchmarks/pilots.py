@@ -39,7 +39,7 @@ from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.progress import track
 from molflt.data.quality.screen import Screening, labels
-from molflt.model.model_file import load_model
+from molflt.model.file import load_model
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig

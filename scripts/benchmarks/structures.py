@@ -12,7 +12,7 @@ from molflt.data.batch import StructureCollater, collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.data.reading import ReadOptions
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from scripts.benchmarks.measuring import ROOT
 
 DENSITY = 0.1

@@ -19,7 +19,6 @@ Prints a table; exits with 1 on any difference. On platforms with fork.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -27,36 +26,24 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from scripts import results
 from scripts.hardening.chaos_jobs import JOBS, Job, differences, make_inputs
 from scripts.hardening.chaos_strike import Ended, Moment, run, run_to_the_end, run_two
 
 SAME = ("same", "complete already", "refused, then same")
 
 
-@dataclass(frozen=True)
-class Point:
-    """One interruption and what came of it.
-
-    Attributes:
-        how: when and how.
-        torn: which file was cut, and where.
-        outcome: one of ``SAME``, or what is wrong.
-    """
+class Point(NamedTuple):
+    """One interruption: when and how, which file was cut and where, and one of ``SAME`` or what is wrong."""
 
     how: str
     torn: str
     outcome: str
-
-    @property
-    def fine(self) -> bool:
-        """True if all is as it should be."""
-        return self.outcome in SAME
 
 
 def strike(
@@ -182,10 +169,11 @@ def chaos(names: list[str], n_points: int, seed: int, work: Path, two: bool = Fa
             else:
                 point = strike(job, folder, reference, whole, chance, k % 3)
             shutil.rmtree(folder)
-            fine &= point.fine
-            counts[point.outcome if point.fine else "DIFFERENT"] += 1
+            good = point.outcome in SAME
+            fine &= good
+            counts[point.outcome if good else "DIFFERENT"] += 1
             torn = f"; cut {point.torn}" if point.torn else ""
-            mark = "" if point.fine else "WRONG: "
+            mark = "" if good else "WRONG: "
             print(f"{name:<14}{k + 1:>4}  {point.how + torn:<90}  {mark}{point.outcome}", flush=True)
         print(f"{name}: {', '.join(f'{n} {outcome}' for outcome, n in counts.most_common())}\n", flush=True)
     return fine
@@ -193,7 +181,7 @@ def chaos(names: list[str], n_points: int, seed: int, work: Path, two: bool = Fa
 
 def main() -> None:
     """Read the options and strike."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.command(__doc__)
     parser.add_argument("--command", choices=JOBS, action="append", help="may be given again; default: all")
     parser.add_argument("--points", type=int, default=50, help="interruptions of each command (default 50)")
     parser.add_argument("--seed", type=int, default=0)
@@ -211,7 +199,7 @@ def main() -> None:
 def _import_everything() -> None:
     """Import what the commands import when they run: a strike is to meet them at work."""
     import molflt.data.oc20.writer  # noqa: F401
-    import molflt.invariance.harness  # noqa: F401
+    import molflt.invariance  # noqa: F401
     import molflt.prediction.shards  # noqa: F401
     import molflt.report.model  # noqa: F401
     import molflt.training.ensemble  # noqa: F401

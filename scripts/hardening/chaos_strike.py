@@ -10,22 +10,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Commands = Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True)
-class Moment:
-    """Moment and way to end a process.
+class Moment(NamedTuple):
+    """Moment and way to end a process: by a signal after some seconds, or at one of its calls.
 
-    Attributes:
-        seconds: after its start; None: at a call.
-        number: of the signal.
-        call: which of its calls of os.replace and os.fsync, from one.
-        before: whether before or after that call.
+    ``call`` counts those of os.replace and os.fsync from one, if ``seconds`` is None; ``before`` or after it.
     """
 
     seconds: float | None
@@ -39,15 +33,11 @@ class Moment:
         return f"{self.number.name} {'before' if self.before else 'after'} sync or rename {self.call}"
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """End of a process.
 
-    Attributes:
-        status: its exit status; of a signal, the negative number.
-        text: what it printed.
-        seconds: how long it took.
-        calls: of os.replace and os.fsync; zero where it was ended.
+    Its exit status, of a signal the negative number; what it printed; how long it took; and its calls of os.replace
+    and os.fsync, zero where it was ended.
     """
 
     status: int

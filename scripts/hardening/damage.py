@@ -11,7 +11,6 @@ that is not read must be named by a warning. Exit status 1 where anything is los
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import re
 import sys
@@ -32,6 +31,7 @@ from molflt.data.ase import to_atoms
 from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, InputWarning
+from scripts import results
 from scripts.hardening.damage_files import WRITERS, File, summary
 from scripts.hardening.damage_ways import DAMAGES
 
@@ -46,7 +46,7 @@ _CHUNK = 250
 
 def main() -> int:
     """Damage files and print what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.command(__doc__)
     parser.add_argument("--n", type=int, default=1000, help="damaged files")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--format", choices=WRITERS, action="append", help="which; may be repeated; default: all")

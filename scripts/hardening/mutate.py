@@ -16,7 +16,6 @@ Mutants live in a copy of the last commit. An interrupted run goes on where it w
 
 from __future__ import annotations
 
-import argparse
 import ast
 import contextlib
 import os
@@ -39,7 +38,9 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkI
 from coverage import CoverageData
 from parso.python.tree import IfStmt, PythonNode
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts import results
+
+ROOT = results.ROOT
 PACKAGES = ("attention", "data")
 ADDRESS_SPACE = 12 << 30
 """Bytes, PyTorch's own libraries included: a guard may be all that bounds them."""
@@ -172,7 +173,7 @@ def report(database: WorkDB) -> None:
 
 def main() -> None:
     """Choose, run, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.command(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="SQLite file of the mutants and their results")
     parser.add_argument("--places", type=int, default=300, help="number of mutants (default 300)")
     parser.add_argument("--guards", action="store_true", help="remove every guard, instead of mutants at random")

@@ -12,7 +12,6 @@ Prints a table; exits with 1 where something grows. On Linux.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import sys
@@ -33,6 +32,7 @@ from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members
 from molflt.training.config import TrainConfig
 from molflt.training.run import train
+from scripts import results
 from scripts.benchmarks import measuring
 
 NAMES = ("H2O", "CH3OH", "C6H6", "CH3CH2OCH3", "CO2")
@@ -154,7 +154,7 @@ class Work:
 
 def main() -> None:
     """Soak and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.command(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="in all (default 60)")
     options = parser.parse_args()
     if not Path("/proc/self/status").exists():

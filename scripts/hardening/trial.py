@@ -10,7 +10,6 @@ With ``--record``, rows of ``docs/results/attacks.csv`` are replaced by what was
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
@@ -74,7 +73,7 @@ def round_of(attack: str, seed: int) -> tuple[int, list[str]]:
 
 def main() -> int:
     """Run the attacks one after the other and print what got through."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.command(__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of the first round")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each attack; a round that began is ended")
     parser.add_argument("--attack", choices=ATTACKS, action="append", help="which; may be repeated; default: all")

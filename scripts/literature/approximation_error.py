@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from molflt.attention.build import build_kernel
-from molflt.attention.kernels.base import kernelised_attention
+from molflt.attention.kernels import kernelised_attention
 from molflt.attention.kernels.lara import LaraKernel
 from molflt.attention.randomised import randomised_attention
 from molflt.data.progress import track

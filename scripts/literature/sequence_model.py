@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from molflt.attention.build import build_kernel
-from molflt.attention.kernels.base import Kernel
+from molflt.attention.kernels import Kernel
 from scripts.literature.sequence.fourier_rpe import FourierRpe, GaussianMixtureRpe, LocalRpe
 from scripts.literature.sequence.layer import (
     KernelisedSequenceAttention,

@@ -19,7 +19,7 @@ from molflt.data.ase import from_atoms
 from molflt.data.open import open_dataset
 from molflt.errors import InputError
 from molflt.files import resolve_path
-from molflt.model.model_file import load_models, save_models
+from molflt.model.file import load_models, save_models
 from molflt.prediction.members import pretrained_models
 from scripts.benchmarks.accuracy_data import DATA_SETS, divide, read, shared
 from scripts.benchmarks.domain import learnt

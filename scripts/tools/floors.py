@@ -12,7 +12,6 @@ are those that were tried is a test: :func:`stated`.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
@@ -54,7 +53,7 @@ def tried(path: Path = RESULTS) -> dict[str, str]:
 
 def main() -> None:
     """Print the floors, or try an environment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.command(__doc__)
     parser.add_argument("--try", dest="folder", type=Path, help="new folder for the environment")
     parser.add_argument("--newest", action="store_true", help="the newest packages instead of the oldest")
     parser.add_argument("--python", default="python3.11", help="interpreter (default python3.11)")

@@ -1,7 +1,6 @@
 """The rooms of the package: their files, their lines of code, and what each holds.
 
-    python -m scripts.tools.house            # prints them
-    python -m scripts.tools.house --files    # and every file
+    python -m scripts.tools.house            # prints them, and every file
 
 A line of code is one that is neither blank nor comment nor docstring. ``tests/test_structure.py`` holds the budget;
 ``scripts.tools.tables`` writes the map into docs/design.md.
@@ -9,7 +8,6 @@ A line of code is one that is neither blank nor comment nor docstring. ``tests/t
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import tokenize
@@ -72,13 +70,11 @@ def table() -> str:
 
 def main() -> None:
     """Print the rooms."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", action="store_true", help="print every file, too")
-    options = parser.parse_args()
+    results.command(__doc__).parse_args()
     found = rooms()
     for room, files in found.items():
         print(f"{room:12} {len(files):4} files {sum(files.values()):6,} lines of code")
-        for name, lines in files.items() if options.files else ():
+        for name, lines in files.items():
             print(f"    {name:40} {lines:6,}")
     total = sum(sum(files.values()) for files in found.values())
     print(f"{'all':12} {sum(map(len, found.values())):4} files {total:6,} lines of code")

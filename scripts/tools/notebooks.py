@@ -6,7 +6,6 @@ python -m scripts.tools.notebooks quickstart        # one of them
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -20,7 +19,9 @@ from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts import results
+
+ROOT = results.ROOT
 FOLDER = ROOT / "notebooks"
 TIMEOUT = 300
 """Seconds for a cell, on one busy core."""
@@ -94,7 +95,7 @@ def strange_paths(notebook: Any) -> list[str]:
 
 def main() -> None:
     """Run and store."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.command(__doc__)
     parser.add_argument("names", nargs="*", help="without folder and ending; all if none is given")
     options = parser.parse_args()
     for name in options.names or sorted(path.stem for path in FOLDER.glob("*.ipynb")):

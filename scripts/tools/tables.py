@@ -13,7 +13,6 @@ columns, one column for each value of another.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,7 +104,7 @@ def write(found: dict[Path, tuple[str, str, list[str]]]) -> None:
 
 def main() -> None:
     """Write the pages, or check them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.command(__doc__)
     parser.add_argument("--check", action="store_true", help="do not write; exit status 1 if a page is not current")
     options = parser.parse_args()
     found = pages()

@@ -9,12 +9,12 @@ import torch
 from ase.io import read
 
 import molflt
-from molflt.adsorption.adsorb import Adsorption, adsorb, molecule
+from molflt.adsorption import Adsorption, adsorb, molecule
 from molflt.adsorption.placing import METALS, guesses, surface
 from molflt.data.quality.domain import DomainFit
 from molflt.errors import InputWarning
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import load_model, save_model
+from molflt.model.energy import EnergyModel
+from molflt.model.file import load_model, save_model
 from molflt.report.figures import draw_adsorption, figure
 
 ELEMENTS = sorted({1, 6, 7, 8, *(int(surface(metal).atoms.numbers[0]) for metal in METALS)})

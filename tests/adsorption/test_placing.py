@@ -6,8 +6,7 @@ from ase.data import covalent_radii
 from ase.geometry import get_distances
 from ase.neighborlist import neighbor_list
 
-from molflt.adsorption import placing
-from molflt.adsorption.adsorb import molecule
+from molflt.adsorption import molecule, placing
 from molflt.adsorption.placing import (
     CONTACT,
     ELEVATION,

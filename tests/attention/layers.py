@@ -9,10 +9,10 @@ from ase import Atoms
 
 from molflt.attention.build import Sizes, build_attention
 from molflt.attention.far.field import ExactMethod
+from molflt.attention.mechanism import COMPONENTS
 from molflt.attention.near import GaussianDistanceBasis, local_neighbourhood
 from molflt.attention.registry import attention_config
 from molflt.attention.smooth import envelope
-from molflt.attention.vectors import COMPONENTS
 from tests.attention.structures import STRUCTURES, geometry_of
 
 DIM, HEADS, RBF, CUTOFF = 12, 3, 7, 4.0

@@ -8,11 +8,11 @@ import torch
 from ase import Atoms
 from ase.neighborlist import neighbor_list
 
+from molflt.attention.mechanism import COMPONENTS
 from molflt.attention.moments import typical_neighbours
 from molflt.attention.smooth import envelope
-from molflt.attention.vectors import COMPONENTS
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from tests.attention.layers import CUTOFF, DIM, HEADS, Layer, check_ways_agree, near_and_far
 from tests.attention.structures import STRUCTURES, batch_of, rotated
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 
 
 def test_table_and_verdict(molflt, model_path, tiny_data):

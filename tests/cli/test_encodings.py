@@ -14,7 +14,7 @@ import pytest
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.record import to_record
-from molflt.training.config_file import to_yaml
+from molflt.training.yaml import to_yaml
 from tests.conftest import REPOSITORY, ascii_python
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}

@@ -20,9 +20,9 @@ from molflt.cli.terminal import Verbosity
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.record import to_record
 from molflt.training.config import PRESETS, preset_config
-from molflt.training.config_file import MOST_CHARACTERS, load_config
+from molflt.training.yaml import MOST_CHARACTERS, load_config
 
-MOST_FILES = 76
+MOST_FILES = 64
 """Of molflt, that are imported to compute one energy."""
 COMMANDS = (
     "train", "evaluate", "predict", "merge", "adsorb", "explain", "plot", "check-invariance", "info", "convert",

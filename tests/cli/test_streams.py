@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from molflt.cli import train
 from molflt.cli.terminal import Terminal, open_streams
 from molflt.data.labels import LabelSpec
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import METADATA_KEY, ModelMetadata, save_model
+from molflt.model.energy import EnergyModel
+from molflt.model.file import METADATA_KEY, ModelMetadata, save_model
 from tests.model.files import content_of, metadata_of, tiny
 
 

@@ -13,7 +13,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.data.open import open_dataset
 from molflt.errors import InputError
-from molflt.model.model_file import save_model
+from molflt.model.file import save_model
 from molflt.prediction.members import average_models
 from tests.conftest import rows_of
 

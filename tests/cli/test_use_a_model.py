@@ -15,7 +15,7 @@ from molflt.data.ase import to_atoms
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.record import to_record
-from molflt.model.model_file import save_models
+from molflt.model.file import save_models
 from molflt.prediction.evaluate import evaluate
 
 

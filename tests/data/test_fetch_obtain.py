@@ -10,7 +10,7 @@ from molflt.data.fetch import obtain as module
 from molflt.data.fetch.catalogue import OC20_IS2RE, Splits, commands, find_splits, missing_splits
 from molflt.data.fetch.obtain import make_plan, obtain, present_splits
 from molflt.errors import InputError
-from molflt.training.config_file import load_config
+from molflt.training.yaml import load_config
 from tests.data.fetch_server import SPLITS, Handler, archive_of, good_tar, serving
 
 CONTENT = good_tar()

@@ -10,7 +10,7 @@ import pytest
 
 from molflt.attention.registry import ATTENTIONS, KERNELS, MECHANISMS
 from molflt.training.config import PRESETS, preset_config
-from molflt.training.config_file import _known_keys
+from molflt.training.yaml import _known_keys
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "config.md"

@@ -14,12 +14,15 @@ import pytest
 import torch
 from ase import units
 
-from molflt.attention.kernels.base import kernelised_attention
+from molflt.attention.kernels import kernelised_attention
 from molflt.attention.registry import MECHANISMS
+from molflt.data import formats
 from molflt.data.batch import StructureCollater
 from molflt.data.dataset import StructureDataset
 from molflt.data.open import open_dataset
-from molflt.invariance.harness import CHECKS
+from molflt.data.reading import ReadOptions
+from molflt.errors import InputError
+from molflt.invariance import CHECKS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "extending.md"
@@ -79,6 +82,21 @@ def test_the_kernel(page: dict[str, Any]) -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_the_file_format(page: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened by its suffix, with a bad frame left out."""
+    monkeypatch.setitem(sys.modules, "molflt.data.points", sys.modules["extending"])
+    monkeypatch.setitem(formats._FRAMES, "*.points", "points:points_frames")
+    file = tmp_path / "two.points"
+    frames = ["water -14.2\nO 0 0 0\nH 0.96 0 0\nH -0.24 0.93 0", "bad -1\nH 0 0", "h2 -6.7\nH 0 0 0\nH 0 0 0.74"]
+    file.write_text("\n\n".join(frames), encoding="utf-8")
+    with pytest.raises(InputError, match=r"two.points#1: an atom needs a symbol"):
+        open_dataset(file)
+    read = open_dataset(file, ReadOptions(on_bad="skip"))
+    found = [read[0], read[2]]
+    assert [float(data.energy) for data in found] == [-14.2, -6.7]
+    assert [data.num_nodes for data in found] == [3, 2]
+
+
 def test_the_data_source(page: dict[str, Any], tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     stored = random.normal(size=(4, 1))
@@ -112,9 +130,9 @@ def test_the_change_makes_it_a_name(tmp_path: Path) -> None:
 TRY = """
 import molflt
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import ModelMetadata, TrainingData, load_model, save_model
-from molflt.training.config_file import load_config
+from molflt.model.energy import EnergyModel
+from molflt.model.file import ModelMetadata, TrainingData, load_model, save_model
+from molflt.training.yaml import load_config
 
 with open("tiny.yaml", "w") as file:
     file.write("data: {train: a.lmdb, val: b.lmdb}\\n")

@@ -10,9 +10,9 @@ import torch
 from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.open import open_dataset, resolve_inputs
-from molflt.export.export import DESCRIPTION, export
+from molflt.export import DESCRIPTION, export
 from molflt.model.derivatives import derivatives
-from molflt.model.model_file import LoadedModel, load_model
+from molflt.model.file import LoadedModel, load_model
 from tests.model.models import make_model
 from tests.training.runs import run
 

@@ -18,9 +18,9 @@ from molflt.attention.config import FarFieldKeys, MethodKeys
 from molflt.attention.registry import attention_config
 from molflt.model.config import ModelConfig
 from molflt.model.derivatives import derivatives
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import load_models
-from molflt.model.standardiser import Statistics
+from molflt.model.energy import EnergyModel
+from molflt.model.file import load_models
+from molflt.model.scale_shift import Statistics
 from molflt.prediction.members import pretrained_models
 from tests.attention.layers import water
 from tests.attention.structures import STRUCTURES, batch_of

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from molflt.model.model_file import OLDEST_SCHEMA, SCHEMA_VERSION, load_models, read_metadata
+from molflt.model.file import OLDEST_SCHEMA, SCHEMA_VERSION, load_models, read_metadata
 from molflt.prediction.members import pretrained_models
 from molflt.training.config import PRESETS
 from tests.golden import derivatives

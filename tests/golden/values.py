@@ -21,8 +21,8 @@ from molflt.data.ase import from_atoms
 from molflt.data.batch import StructureCollater
 from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import load_models, set_frequencies
+from molflt.model.energy import EnergyModel
+from molflt.model.file import load_models, set_frequencies
 from molflt.prediction.members import pretrained_models
 from molflt.training.config import PRESETS, preset_config
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from molflt.attention.config import MethodKeys
-from molflt.attention.registry import attention_config
+from molflt.attention.registry import MECHANISMS, attention_config
 from molflt.data.ase import from_atoms
 from molflt.data.open import open_dataset
 from molflt.data.rdkit import from_smiles
 from molflt.data.reading import ReadOptions
-from molflt.invariance.harness import CHECKS, run_suite
+from molflt.invariance import CHECKS, run_suite
 from molflt.invariance.structures import (
     SHARE,
     additivity,
@@ -23,9 +23,9 @@ from molflt.invariance.structures import (
     scaled_until_it_matters,
 )
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel
-from molflt.model.standardiser import Statistics
+from molflt.model.energy import EnergyModel
+from molflt.model.file import LoadedModel
+from molflt.model.scale_shift import Statistics
 from molflt.prediction.predict import unlabelled
 from molflt.training.config import preset_config
 from tests.attention.structures import STRUCTURES, slab
@@ -54,6 +54,8 @@ ATTENTIONS = {
 }
 """Every mechanism that is invariant, which concat is not, and a kernel of each kind."""
 CONCAT = {"mechanism": "concat"}
+_MADE = [attention_config(**{"preset": keys} if isinstance(keys, str) else keys) for keys in ATTENTIONS.values()]
+ATTENTIONS |= {name: name for name in MECHANISMS.keys() - {config.mechanism for config in _MADE} - {"concat"}}
 
 
 def load(config):
@@ -153,7 +155,7 @@ def test_each_check_finds_what_it_is_for(name, monkeypatch):
 
 
 def test_weights_lost_in_the_file_are_found(monkeypatch):
-    monkeypatch.setattr("molflt.invariance.harness.load_model", lambda path: small({"tolerance": 2e-4}))
+    monkeypatch.setattr("molflt.invariance.load_model", lambda path: small({"tolerance": 2e-4}))
     loaded = small({})
     with torch.no_grad():
         loaded.model.energy_head.factor.mul_(1.01)

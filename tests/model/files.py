@@ -8,8 +8,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import METADATA_KEY, LoadedModel, ModelMetadata, TrainingData, load_model, save_model
+from molflt.model.energy import EnergyModel
+from molflt.model.file import METADATA_KEY, LoadedModel, ModelMetadata, TrainingData, load_model, save_model
 from molflt.prediction.predict import predict
 
 

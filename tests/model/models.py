@@ -6,8 +6,8 @@ import torch
 
 from molflt.model.config import ModelConfig
 from molflt.model.derivatives import derivatives
-from molflt.model.energy_model import EnergyModel
-from molflt.model.standardiser import Statistics
+from molflt.model.energy import EnergyModel
+from molflt.model.scale_shift import Statistics
 from tests.attention.structures import STRUCTURES, batch_of
 
 SIZES = {"dim": 16, "n_heads": 4, "n_layers": 2, "ffn_dim": 32, "n_rbf": 8}

@@ -17,7 +17,7 @@ from molflt.data.record import to_data, to_record
 from molflt.errors import InputError
 from molflt.export.scripted import refuse_what_cannot_be_exported
 from molflt.invariance.structures import doubled
-from molflt.model.model_file import save_model
+from molflt.model.file import save_model
 from molflt.simulate.ase import MolFLTCalculator
 from tests.attention.structures import batch_of, rotated
 from tests.model.files import metadata_of

@@ -9,7 +9,7 @@ import torch
 from molflt.errors import InputError
 from molflt.model import compiled
 from molflt.model.derivatives import derivatives
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.training.config import preset_config
 from scripts.benchmarks import structures
 

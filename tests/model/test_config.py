@@ -10,9 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 from molflt.attention.registry import ATTENTIONS, KERNELS, MECHANISMS, attention_config
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.training.config import preset_config
-from molflt.training.config_file import load_config, to_yaml
+from molflt.training.yaml import load_config, to_yaml
 from tests.attention.structures import STRUCTURES, batch_of
 from tests.training.runs import written
 
@@ -24,7 +24,7 @@ OTHER_VALUES = {
     "kernel": ["posrf-iid", "elu"], "n_features": [6], "redraw_every": [3], "n_landmarks": [3], "n_samples": [3],
     "sampling": ["biased"], "dense_cutoff": [6.0],
 }  # fmt: skip
-"""For every key of any mechanism: values that are not its default."""
+"""For every key whose other values are not found by :func:`other_values`: some that are not its default."""
 VARIANTS = {
     "fourier": [{"frequencies": "lattice"}, {"frequencies": "exact"}, {"far_rank": "m"}, {"spectrum": "both"}],
     "undamped": [{}, {"directions": "random", "far_rank": "m"}, {"spectrum": "free"}],
@@ -87,7 +87,7 @@ def test_keys_that_are_shown_act_and_others_are_refused(mechanism, keys):
     assert attention_config(**printed) == config
     tensors, results = tensors_and_results(config)
     for key in fields.keys() - {"mechanism"} - keys.keys():
-        values = [value for value in OTHER_VALUES[key] if allowed(fields[key], value)]
+        values = [value for value in other_values(key, fields[key].default) if allowed(fields[key], value)]
         changed = [tensors_and_results(config.model_copy(update={key: value})) for value in values]
         refused = [does_nothing(key, **{**given, key: value}) for value in values]
         if key in printed:
@@ -97,6 +97,16 @@ def test_keys_that_are_shown_act_and_others_are_refused(mechanism, keys):
         else:
             assert all(refused), key
             assert all(other == results for _, other in changed), f"{key} is not shown, but acts"
+
+
+def other_values(key, default):
+    """Values other than the default: those listed, the other truth value, or five thirds of a number."""
+    if key in OTHER_VALUES:
+        return OTHER_VALUES[key]
+    if isinstance(default, bool):
+        return [not default]
+    assert isinstance(default, int | float), f"name another value of {key} in OTHER_VALUES"
+    return [type(default)(5 * default / 3 + (default == 0))]
 
 
 def allowed(field, value):

@@ -15,7 +15,7 @@ from molflt.data.ase import from_atoms
 from molflt.data.batch import StructureCollater
 from molflt.model.config import ModelConfig
 from molflt.model.encoder import normalised
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from tests.attention.structures import STRUCTURES
 
 SIZES = {"dim": 16, "n_heads": 2, "n_layers": 2, "ffn_dim": 16, "n_rbf": 4, "cutoff": 4.0}

@@ -6,7 +6,7 @@ import torch
 from ase.build import add_adsorbate, fcc111
 
 from molflt.attention.smooth import envelope
-from molflt.model.standardiser import Statistics
+from molflt.model.scale_shift import Statistics
 from tests.attention.structures import STRUCTURES, random_rotation, rotated
 from tests.model.models import all_structures, batch_for, energies, excess, make_model
 

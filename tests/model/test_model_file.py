@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from molflt.errors import InputError
-from molflt.model import model_file
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import (
+from molflt.model import file as model_file
+from molflt.model.energy import EnergyModel
+from molflt.model.file import (
     METADATA_KEY,
     OLDEST_SCHEMA,
     SCHEMA_VERSION,

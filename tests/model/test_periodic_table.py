@@ -7,7 +7,7 @@ import pytest
 import torch
 from ase.data import atomic_numbers, chemical_symbols
 
-from molflt.model.periodic_table import descriptors, element_embedding, group_and_period, likeness
+from molflt.model.elements import descriptors, element_embedding, element_similarity, group_and_period
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 TABLE = """
@@ -48,17 +48,17 @@ def test_descriptors_of_some_elements():
 
 
 def _like(first, second):
-    return float(likeness()[atomic_numbers[first], atomic_numbers[second]])
+    return float(element_similarity()[atomic_numbers[first], atomic_numbers[second]])
 
 
-def test_likeness():
+def test_element_similarity():
     """Nb and Ta share their group and are near in radius and electronegativity; neon has no electronegativity."""
     expected = 0.32 + 0.22 * (math.exp(-((0.06 / 0.2) ** 2) / 2) + math.exp(-((0.1 / 0.3) ** 2) / 2))
     assert _like("Nb", "Ta") == pytest.approx(expected)
     assert _like("Nb", "Ta") > _like("Nb", "Sr") > _like("Nb", "O")
     assert _like("Ne", "Ar") == pytest.approx(0.32 + 0.22 * math.exp(-((0.48 / 0.2) ** 2) / 2))
     assert _like("Zn", "Cd") > _like("Zn", "Cu")
-    matrix = likeness()
+    matrix = element_similarity()
     assert torch.equal(matrix, matrix.T)
     assert torch.equal(matrix.diagonal(), torch.ones(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64))
     assert float(torch.linalg.eigvalsh(matrix)[0]) > 0.15
@@ -68,7 +68,7 @@ def test_vectors_start_alike():
     dim = 40_000
     torch.manual_seed(0)
     vectors = element_embedding(dim).weight.detach().to(torch.float64)
-    torch.testing.assert_close(vectors @ vectors.T / dim, likeness(), rtol=0, atol=6 * math.sqrt(2 / dim))
+    torch.testing.assert_close(vectors @ vectors.T / dim, element_similarity(), rtol=0, atol=6 * math.sqrt(2 / dim))
 
 
 def test_vectors_are_rounded_once():
@@ -78,5 +78,5 @@ def test_vectors_are_rounded_once():
     vectors = element_embedding(dim).weight.detach().numpy()
     torch.manual_seed(0)
     draws = torch.nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim).weight.detach().numpy()
-    root = np.linalg.cholesky(likeness().numpy())
+    root = np.linalg.cholesky(element_similarity().numpy())
     np.testing.assert_array_equal(vectors, (root @ draws.astype(np.float64)).astype(np.float32))

@@ -5,7 +5,7 @@ import torch
 from ase import Atoms
 
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from tests.attention.structures import STRUCTURES
 from tests.invariance.test_harness import ATTENTIONS as MECHANISMS
 from tests.model.models import SIZES, check_finite

@@ -13,7 +13,7 @@ from ase.build import molecule
 
 from molflt import MolFLTCalculator, load
 from molflt.attention.registry import ATTENTIONS, attention_config
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
 from tests.attention.layers import water
 from tests.attention.structures import STRUCTURES
 from tests.model.models import all_structures, batch_for, make_model

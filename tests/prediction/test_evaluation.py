@@ -12,7 +12,7 @@ from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
 from molflt.data.record import to_record
 from molflt.errors import InputError
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.prediction.evaluate import Evaluation, StructureTable, evaluate
 from molflt.prediction.metrics import by_adsorbate, by_element, by_size, energy_metrics, size_edges
 from molflt.prediction.output import Prediction

@@ -16,9 +16,9 @@ from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.data.quality.domain import GEOMETRIC
 from molflt.files import resolve_path
 from molflt.invariance.structures import ADDITIVE
-from molflt.model.model_file import load_models, read_metadata
+from molflt.model.file import load_models, read_metadata
 from molflt.prediction.members import pretrained_models
-from molflt.prediction.predict import outside
+from molflt.prediction.predict import domain_violations
 from scripts.benchmarks.additivity import excess
 
 MODELS = pretrained_models()
@@ -94,7 +94,7 @@ OUTSIDE = {
 def test_what_they_have_never_seen(model, name):
     """Acetylacetone alone tells nothing of ethanol, for which the model has -6058 ± 0.007 eV (DFT about -4215)."""
     loaded = molflt.load(f"pretrained:{model}")
-    found = {reason.rule for reason in outside(loaded.members[0], from_atoms(molecule(name), name))}
+    found = {reason.rule for reason in domain_violations(loaded.members[0], from_atoms(molecule(name), name))}
     assert found - {"neighbours"} == OUTSIDE[model, name]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -121,14 +121,14 @@ def test_what_they_have_never_seen(model, name):
 def test_structures_like_those_of_training_are_inside():
     """Of FG's ``val`` all but a few geometries; no slab without tags, and none that repeats along two axes."""
     loaded, val = load_models(MODELS[ADSORPTION])[0], LmdbDataset(resolve_path("bundled:fg/val.lmdb"))
-    rules = [[reason.rule for reason in outside(loaded, val[k])] for k in range(0, len(val), 10)]
+    rules = [[reason.rule for reason in domain_violations(loaded, val[k])] for k in range(0, len(val), 10)]
     assert sum(map(bool, rules)) <= 0.05 * len(rules)
     assert {rule for some in rules for rule in some} <= set(GEOMETRIC)
     whole = to_atoms(val[0])
     slab = Atoms(whole.numbers, whole.positions, cell=whole.cell, pbc=[True, True, False], tags=whole.get_tags())
-    assert [r.rule for r in outside(loaded, from_atoms(slab, "slab"))] == ["axes"]
+    assert [r.rule for r in domain_violations(loaded, from_atoms(slab, "slab"))] == ["axes"]
     slab.set_tags(0)
-    assert [r.rule for r in outside(loaded, from_atoms(slab, "slab"))] == ["kind"]
+    assert [r.rule for r in domain_violations(loaded, from_atoms(slab, "slab"))] == ["kind"]
 
 
 @pytest.mark.parametrize("name", ["CH3CH2OH", "CH4"])

@@ -9,12 +9,12 @@ from scipy.stats import norm
 import molflt
 from molflt import MolFLTCalculator
 from molflt.errors import InputError
-from molflt.model.model_file import save_models
-from molflt.model.uncertainty import LEVELS, Uncertainty
+from molflt.model.config import LEVELS, Uncertainty
+from molflt.model.file import save_models
 from molflt.prediction.evaluate import measured
 from molflt.prediction.members import calibrated, load_member, load_members, uncertainty_of
+from molflt.prediction.metrics import calibrate, cross_fitted, measure
 from molflt.prediction.predict import predict
-from molflt.prediction.uncertainty import calibrate, cross_fitted, measure
 
 KNOWN = Uncertainty(
     n_members=2, floor=0.1, multiples=[1.0, 2.0, 3.0, 4.0], coverage=[0.5, 0.7, 0.9, 0.95], data="x", n_structures=99

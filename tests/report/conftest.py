@@ -9,12 +9,12 @@ from ase.build import add_adsorbate, fcc111, molecule
 
 from molflt.data.ase import from_atoms
 from molflt.data.dataset import ListDataset
-from molflt.invariance.harness import Result
-from molflt.model.model_file import load_model
+from molflt.invariance import Result
+from molflt.model.file import load_model
 from molflt.prediction.evaluate import Evaluation, StructureTable
 from molflt.prediction.output import Prediction
 from molflt.report.model import write_report
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
 from tests.report.test_rpe_curves import make_model
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)' {{ 7 * 7 }}"

@@ -14,7 +14,7 @@ from ase.io import write
 from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
-from molflt.model.model_file import LoadedModel
+from molflt.model.file import LoadedModel
 from molflt.prediction.predict import predict
 from molflt.report.explain import explain
 from tests.attention.structures import STRUCTURES, rotated

@@ -22,7 +22,7 @@ from molflt.data.reading import ReadOptions
 from molflt.report.model import write_report
 from molflt.report.page import Page
 from molflt.report.viewer import MOST_WITH_BONDS, structure_view
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
 from tests.report.conftest import EVIL, evaluated_set
 from tests.report.test_rpe_curves import make_model
 

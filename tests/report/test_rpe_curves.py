@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from molflt.attention.geometry import geometry_of_batch
 from molflt.attention.smooth import envelope
 from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.rdkit import from_smiles
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.report.curves import far_curves, local_curves
 from tests.attention.layers import small
 
@@ -82,7 +83,8 @@ def test_sampled_frequencies_show_what_the_model_multiplies_with(spectrum):
     found = far_curves(model)
     assert (found.intended is None) == (found.spectrum is None) == (spectrum == "free")
     data = attach_neighbours(from_smiles("CCO"), 4.0, False)
-    geometry = model.geometry(collate([data]))
+    batch = collate([data])
+    geometry = geometry_of_batch(batch, model.layout(batch), model.dtype)
     (field,) = model.positions.method.fields(geometry, model.positions.rpe())
     distance = torch.cdist(geometry.positions, geometry.positions).numpy()
     for layer in range(3):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.data.oc20.writer import write_lmdb
 from molflt.files import resolve_path
-from molflt.model.model_file import save_model
+from molflt.model.file import save_model
 from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members, uncertainty_of
 from molflt.report.adsorption import GUESSED

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import LoadedModel
+from molflt.model.energy import EnergyModel
+from molflt.model.file import LoadedModel
 from tests.model.files import metadata_of
 
 ELEMENTS = [1, 6, 7, 8, 13, 28, 29]

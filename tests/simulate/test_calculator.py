@@ -14,7 +14,7 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.fd import calculate_numerical_forces, calculate_numerical_stress
 
 from molflt.errors import InputError
-from molflt.model.model_file import save_model
+from molflt.model.file import save_model
 from molflt.prediction.model import Model
 from molflt.simulate.ase import MolFLTCalculator
 from tests.attention.structures import STRUCTURES

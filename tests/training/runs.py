@@ -12,10 +12,10 @@ from lightning.pytorch.callbacks import Callback
 
 from molflt.data.ase import to_atoms
 from molflt.data.open import open_dataset
-from molflt.model.model_file import load_model
-from molflt.training.config_file import to_yaml
+from molflt.model.file import load_model
 from molflt.training.run import train
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
+from molflt.training.yaml import to_yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAUNCHERS = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from molflt.errors import InputError
-from molflt.model.energy_model import EnergyModel
+from molflt.model.energy import EnergyModel
 from molflt.training.run import train
-from molflt.training.run_directory import BAD_BATCHES, forget_bad_batches, read_records
+from molflt.training.run_dir import BAD_BATCHES, forget_bad_batches, read_records
 from molflt.training.task import LOOK_EVERY, MOST_IN_A_ROW
 from tests.training.runs import QUICK, go
 

@@ -5,7 +5,7 @@ import pytest
 from molflt.attention.registry import attention_config
 from molflt.errors import InputError
 from molflt.training.config import preset_config
-from molflt.training.config_file import load_config
+from molflt.training.yaml import load_config
 from tests.training.runs import written
 
 

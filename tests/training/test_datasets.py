@@ -20,7 +20,7 @@ from molflt.data.quality.screen import Crew, Screening, labels
 from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
-from molflt.model.standardiser import fit_statistics
+from molflt.model.scale_shift import fit_statistics
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.training_set import read_training_set

@@ -7,7 +7,7 @@ import molflt
 from molflt.data.labels import LabelSpec
 from molflt.data.quality.screen import Screening, labels
 from molflt.errors import InputError
-from molflt.model.model_file import load_model
+from molflt.model.file import load_model
 from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import average_models, load_members, member_paths
 from molflt.prediction.predict import predict

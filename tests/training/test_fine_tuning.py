@@ -10,14 +10,14 @@ from ase.build import molecule
 from molflt.data.ase import to_atoms
 from molflt.data.open import open_dataset
 from molflt.errors import InputError
-from molflt.model.model_file import load_model, save_models
+from molflt.model.file import load_model, save_models
 from molflt.prediction.model import load
 from molflt.prediction.predict import predict
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import load_config
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
+from molflt.training.yaml import load_config
 from tests.training.runs import Stop, assert_same_run, go, written
 
 ASLEEP = {"optimiser.lr": 1e-12, "optimiser.weight_decay": 0.0, "trainer.max_epochs": 1}

@@ -12,7 +12,7 @@ import molflt
 from molflt.data.ase import to_atoms
 from molflt.data.open import open_dataset
 from molflt.errors import InputError
-from molflt.training.config_file import load_config, make_config
+from molflt.training.yaml import load_config, make_config
 from tests.training.runs import assert_same_run, quiet, written
 
 

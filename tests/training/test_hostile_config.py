@@ -3,7 +3,7 @@
 import pytest
 
 from molflt.errors import InputError
-from molflt.training.config_file import load_config
+from molflt.training.yaml import load_config
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{to}: &{to} [{','.join([f'*{of}'] * 9)}]\n" for of, to in zip("abcdefgh", "bcdefghi", strict=True)

@@ -12,12 +12,12 @@ from molflt.attention.near import GaussianDistanceBasis
 from molflt.data.open import open_dataset
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
-from molflt.model.model_file import load_model
+from molflt.model.file import load_model
 from molflt.prediction.predict import predict
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.recorder import Score
 from molflt.training.run import train
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
 from tests.training.runs import QUICK, go
 
 KCAL = 23.060547830619  # kcal/mol in an eV

@@ -14,9 +14,9 @@ from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.record import to_record
 from molflt.errors import InputError
-from molflt.training.config_file import to_yaml
-from molflt.training.processes import cluster_plugins, is_first_process
-from molflt.training.run_directory import read_records
+from molflt.training.launch import cluster_plugins, is_first_process
+from molflt.training.run_dir import read_records
+from molflt.training.yaml import to_yaml
 from tests.training.runs import (
     FILES,
     LAUNCHERS,

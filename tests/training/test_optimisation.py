@@ -8,8 +8,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import load_model
+from molflt.model.energy import EnergyModel
+from molflt.model.file import load_model
 from molflt.training.config import OptimiserConfig
 from molflt.training.optimisation import (
     Muon,

@@ -16,13 +16,13 @@ from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.record import to_record
 from molflt.errors import InputError
-from molflt.model.model_file import load_model
+from molflt.model.file import load_model
 from molflt.report.model import training_report
 from molflt.training import data_module
 from molflt.training import run as run_module
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
-from molflt.training.run_directory import find_checkpoint, read_records
+from molflt.training.run_dir import find_checkpoint, read_records
 from molflt.training.training_structures import NoisyDataset
 from tests.training.runs import (
     QUICK,

@@ -14,9 +14,9 @@ from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.prepare import prepare
 from molflt.data.record import to_record
-from molflt.model.model_file import load_model
+from molflt.model.file import load_model
 from molflt.training.data_module import EnergyDataModule
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
 from tests.training.runs import go, run, torchrun, with_forces, written
 
 N_RANKS = 2
@@ -26,7 +26,7 @@ KINDS = {
 }
 SCRIPT = """
 import sys
-from molflt.training.config_file import load_config
+from molflt.training.yaml import load_config
 from tests.training.runs import go
 from tests.training.test_same_run import Losses
 

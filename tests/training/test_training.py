@@ -14,14 +14,14 @@ from molflt.data.open import open_dataset
 from molflt.data.quality.screen import Screening, labels
 from molflt.data.record import to_record
 from molflt.errors import InputError
-from molflt.model.energy_model import EnergyModel
-from molflt.model.model_file import load_model, read_metadata
+from molflt.model.energy import EnergyModel
+from molflt.model.file import load_model, read_metadata
 from molflt.prediction.metrics import energy_metrics
 from molflt.prediction.predict import predict
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.recorder import RunRecorder
 from molflt.training.run import train
-from molflt.training.run_directory import read_records
+from molflt.training.run_dir import read_records
 from tests.conftest import rows_of
 from tests.training.runs import FILES, QUICK, go, quiet
 

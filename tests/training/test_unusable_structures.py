@@ -13,7 +13,7 @@ from molflt.data.open import open_dataset, resolve_inputs
 from molflt.data.reading import ReadOptions
 from molflt.data.record import to_record
 from molflt.errors import InputError
-from molflt.model.model_file import load_model
+from molflt.model.file import load_model
 from molflt.prediction.predict import predict
 from molflt.training.data_module import EnergyDataModule
 from tests.conftest import rows_of

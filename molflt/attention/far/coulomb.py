@@ -17,8 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from molflt.attention.far.grid import spacing_in_widths
-from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
+from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor, spacing_in_widths
 from molflt.attention.far.mesh import on_mesh
 from molflt.attention.far.pairs import squared_distances
 from molflt.attention.far.waves import on_waves

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from molflt.attention.far.grid import covering_needs, spacing_in_widths
-from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor
-from molflt.attention.far.mesh import on_mesh
+from molflt.attention.far.images import covering_needs
+from molflt.attention.far.members import TAPER, GaussianBasis, cutoff_factor, spacing_in_widths
 from molflt.attention.far.pairs import squared_norm, sum_over_pairs
-from molflt.attention.far.waves import on_waves
 from molflt.attention.far.ways import MARGIN, FarPlan, Group, Way
 from molflt.attention.geometry import Geometry
 from molflt.vocabulary import MethodName
@@ -103,13 +102,18 @@ class ExactMethod(FarMethod):
         assert far is not None
         assert plan is not None
         groups = of_groups(geometry)
-        over_waves = [one for one in groups if one[0].way == "waves"]
-        waves = iter(on_waves(over_waves, basis, self.tolerance, plan.longest, plan.padding) if over_waves else [])
+        waves: Iterator[FarField] = iter(())
+        if over_waves := [one for one in groups if one[0].way == "waves"]:
+            from molflt.attention.far.waves import on_waves
+
+            waves = iter(on_waves(over_waves, basis, self.tolerance, plan.longest, plan.padding))
         found: list[FarField] = []
         for group, positions, cell in groups:
             if group.way == "waves":
                 found.append(next(waves))
             elif group.way == "mesh":
+                from molflt.attention.far.mesh import on_mesh
+
                 found.append(on_mesh(group.pieces, positions, cell, basis, self.tolerance, dtype))
             else:
                 found.append(

@@ -11,7 +11,7 @@ import torch
 from scipy.linalg import block_diag
 from torch import Tensor
 
-from molflt.attention.far.images import Structure, open_directions, padded_cell
+from molflt.attention.far.images import Needs, Structure, covering_needs, open_directions, padded_cell
 from molflt.attention.places import Movable
 from molflt.errors import InputError
 
@@ -25,17 +25,6 @@ error grows with the seventh power of the spacing and stays below the stated ε,
 LARGEST = 2.0
 """Most grid points of a held grid, relative to one along the present axes, when its structure has rotated or an atom
 has left it, before a new grid is made."""
-
-
-Needs = tuple[float, float, float]
-"""Needs of a basis function of f on a mesh: the width of the Gaussian that needs the same grid, Å; the cutoff of its
-waves, 1/Å; the length by which artificial cell vectors exceed a structure, Å."""
-
-
-def covering_needs(members: Sequence[Needs]) -> Needs:
-    """Return the joint needs of some basis functions."""
-    widths, longest, paddings = zip(*members, strict=True)
-    return min(widths), max(longest), max(paddings)
 
 
 @dataclass(frozen=True)
@@ -229,14 +218,6 @@ def _is_orthogonal(columns: np.ndarray) -> bool:
     gram = columns.T @ columns
     return bool(np.abs(gram - np.diag(gram.diagonal())).max() <= 1e-12 * np.abs(gram).max())
 
-
-def spacing_in_widths(tolerance: float) -> float:
-    """Return the h/σ at which spacing h represents a Gaussian of width σ to ``tolerance``."""
-    return _SPACING_AT_ONE * tolerance**_SPACING_POWER
-
-
-_SPACING_AT_ONE, _SPACING_POWER = 1.62, 0.135
-"""h/σ = 0.64 at ε = 1e-3, 0.47 at 1e-4, 0.34 at 1e-5: measured with a margin. Tests compare with the image sum."""
 
 MOST_POINTS = 1 << 26
 """Grid points or waves of the largest mesh."""

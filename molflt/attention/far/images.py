@@ -6,6 +6,7 @@ All of this is decided on the host, before the device computes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,17 @@ class Structure(NamedTuple):
     positions: np.ndarray
     cell: np.ndarray
     pbc: np.ndarray
+
+
+Needs = tuple[float, float, float]
+"""Needs of a basis function of f on a mesh: the width of the Gaussian that needs the same grid, Å; the cutoff of its
+waves, 1/Å; the length by which artificial cell vectors exceed a structure, Å."""
+
+
+def covering_needs(members: Sequence[Needs]) -> Needs:
+    """Return the joint needs of some basis functions."""
+    widths, longest, paddings = zip(*members, strict=True)
+    return min(widths), max(longest), max(paddings)
 
 
 def images(structure: Structure, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -67,7 +67,8 @@ class GaussianRPE(nn.Module):
         # Widths stay within bounds by construction; cost and guard of every numerical method follow from them.
         self.sigma_low = sigma_min / MARGIN
         self.sigma_high = sigma_max * MARGIN
-        epsilon = torch.tensor([0.0] * n_gaussians + _dealt_quantiles(n_waves, seed))
+        order = torch.randperm(n_waves, generator=torch.Generator().manual_seed(seed), device="cpu").numpy()
+        epsilon = torch.tensor([0.0] * n_gaussians + quantiles(order).tolist())
         self.epsilon: Tensor | None
         self.register_buffer("epsilon", epsilon if n_waves else None)
         # Where the range is short, waves take its upper half at least.
@@ -232,11 +233,19 @@ def _mean_decay(x: Tensor) -> Tensor:
     return decay
 
 
-def _dealt_quantiles(n: int, seed: int) -> list[float]:
-    """The quantiles of χ₃ at (j + ½)/n in random order."""
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu").numpy()
-    # The square of a χ₃ variable is twice a gamma variable of shape 3/2.
-    return [float(q) for q in np.sqrt(2 * gammaincinv(1.5, (order + 0.5) / max(n, 1)))]
+def quantiles(order: np.ndarray) -> np.ndarray:
+    """The quantiles of χ₃, the length of a vector from N(0, I), at (j + ½)/n for j in a given order of all n."""
+    # The square of such a length is twice a gamma variable of shape 3/2; scipy.stats takes long to import.
+    return np.asarray(np.sqrt(2 * gammaincinv(1.5, (order + 0.5) / max(len(order), 1))))
+
+
+def spacing_in_widths(tolerance: float) -> float:
+    """Return the h/σ at which spacing h represents a Gaussian of width σ to ``tolerance``."""
+    return _SPACING_AT_ONE * tolerance**_SPACING_POWER
+
+
+_SPACING_AT_ONE, _SPACING_POWER = 1.62, 0.135
+"""h/σ = 0.64 at ε = 1e-3, 0.47 at 1e-4, 0.34 at 1e-5: measured with a margin. Tests compare with the image sum."""
 
 
 def cutoff_factor(tolerance: float) -> float:

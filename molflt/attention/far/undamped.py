@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
-from scipy.special import gammaincinv
 from torch import Tensor, nn
 
 from molflt.attention.build import Built, Sizes, build_rpe, with_far_field
-from molflt.attention.config import Directions, Proposal, Radii, SpectrumKind, UndampedConfig
+from molflt.attention.config import ConcatConfig, Directions, Proposal, Radii, SpectrumKind, UndampedConfig
 from molflt.attention.far.field import FarField, FarMethod, of_groups
-from molflt.attention.far.members import GaussianBasis, GaussianRPE
+from molflt.attention.far.members import GaussianBasis, GaussianRPE, quantiles
 from molflt.attention.far.pairs import members_on_pairs, squared_norm, sum_over_pairs
 from molflt.attention.far.waves import OnWaves
 from molflt.attention.far.ways import FarPlan
@@ -44,26 +43,26 @@ class UndampedMethod(FarMethod):
     Args:
         rpe: the RPE function whose spectrum is sampled; it sets the range of the scales.
         n_frequencies: r.
-        directions: ``averaged`` is rotation-invariant for every draw, ``random`` only in expectation.
         radii: whether the |ε_k| are drawn from χ₃ or placed at its quantiles (j + ½)/r, spread over the scales.
         proposal: the density p, ``mixture`` or ``own``.
-        spectrum: with ``gaussian`` the a_k follow from g, with ``free`` they are the weights of layer and head.
-        periodic_radius: Å.
         seed: of the draw.
         means: whether the proposals have learnable means μ_k, which start at zero; for random directions only.
+        directions: ``averaged`` is rotation-invariant for every draw, ``random`` only in expectation.
+        spectrum: with ``gaussian`` the a_k follow from g, with ``free`` they are the weights of layer and head.
+        periodic_radius: Å.
     """
 
     def __init__(
         self,
         rpe: GaussianRPE,
         n_frequencies: int,
-        directions: Directions,
         radii: Radii,
         proposal: Proposal,
-        spectrum: SpectrumKind,
-        periodic_radius: float,
         seed: int,
         means: bool = False,
+        directions: Directions = "random",
+        spectrum: SpectrumKind = "gaussian",
+        periodic_radius: float = 1.0,
     ) -> None:
         super().__init__()
         self.n_frequencies = n_frequencies
@@ -71,8 +70,7 @@ class UndampedMethod(FarMethod):
         self.proposal = proposal
         self.spectrum = spectrum
         self.periodic_radius = periodic_radius
-        self.epsilon: Tensor
-        self.register_buffer("epsilon", _draw(n_frequencies, radii, seed).to(torch.get_default_dtype()))
+        self.epsilon = nn.Buffer(_draw(n_frequencies, radii, seed).to(torch.get_default_dtype()))
 
         self.guard = 1 / (2 * math.pi * rpe.sigma_low)
         self.scale_low = 1 / (2 * math.pi * rpe.sigma_high * SCALE_MARGIN)
@@ -159,9 +157,7 @@ def _draw(n_frequencies: int, radii: Radii, seed: int) -> Tensor:
         length = normals.norm(dim=1)
         unit = normals / length[:, None]
         if radii == "stratified":
-            order = torch.randperm(n_frequencies, generator=generator).to(torch.float64)
-            # Quantiles of χ₃, the length of a vector from N(0, I): scipy.stats.maxwell, which takes long to import.
-            length = torch.from_numpy(np.sqrt(2 * gammaincinv(1.5, (order.numpy() + 0.5) / n_frequencies)))
+            length = torch.from_numpy(quantiles(torch.randperm(n_frequencies, generator=generator).numpy()))
         return length[:, None] * unit
 
 
@@ -202,15 +198,10 @@ def _gaussian_density(xi: Tensor, means: Tensor, scales: Tensor) -> Tensor:
 def build_undamped(config: UndampedConfig, sizes: Sizes) -> Built:
     """Build the attention of DESIGN §3 with the paper's estimator as its far field."""
     rpe = build_rpe(config)
-    method = UndampedMethod(
-        rpe,
-        n_frequencies=config.n_frequencies,
-        directions=config.directions,
-        radii=config.radii,
-        proposal=config.proposal,
-        spectrum=config.spectrum,
-        periodic_radius=config.periodic_radius,
-        seed=sizes.seed,
-        means=config.means,
-    )
-    return with_far_field(config, sizes, rpe, method)
+    more = {"directions": config.directions, "spectrum": config.spectrum, "periodic_radius": config.periodic_radius}
+    return with_far_field(config, sizes, rpe, build_method(config, rpe, sizes.seed, **more))
+
+
+def build_method(config: UndampedConfig | ConcatConfig, rpe: GaussianRPE, seed: int, **more: Any) -> UndampedMethod:
+    """Build the estimator, by default with random directions and a_k that follow from g, as published."""
+    return UndampedMethod(rpe, config.n_frequencies, config.radii, config.proposal, seed, config.means, **more)

@@ -13,15 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from molflt.attention.far.grid import Grid, Needs, OnGrid, covering_needs, on_grid
 from molflt.attention.far.images import (
+    Needs,
     Structure,
+    covering_needs,
     expected_images,
     far_apart,
     half_lattice,
@@ -32,6 +33,9 @@ from molflt.attention.far.images import (
 )
 from molflt.attention.places import Movable, place_rows, select_rows
 from molflt.errors import InputError
+
+if TYPE_CHECKING:
+    from molflt.attention.far.grid import Grid, OnGrid
 
 Way = Literal["pairs", "waves", "mesh"]
 WAYS: tuple[Way, ...] = ("pairs", "waves", "mesh")
@@ -134,7 +138,7 @@ def grouped(groups: tuple[Group, ...], starts: np.ndarray) -> Groups:
     return Groups(groups, torch.from_numpy(slot), is_batch)
 
 
-Held = tuple[Way, tuple[Grid, ...]]
+Held = tuple[Way, "tuple[Grid, ...]"]
 """Way of one structure, and the grids of its pieces."""
 
 
@@ -142,8 +146,7 @@ def held_of(groups: Sequence[Group]) -> tuple[Held, ...]:
     """Return the ways and grids of the structures of a batch, for a plan to keep."""
     held: dict[int, Held] = {}
     for group in groups:
-        grids = tuple(piece.grid for piece in group.pieces)
-        held |= dict.fromkeys(group.structures, (group.way, grids))
+        held |= dict.fromkeys(group.structures, (group.way, tuple(piece.grid for piece in group.pieces)))
     return tuple(held[b] for b in sorted(held))
 
 
@@ -202,6 +205,8 @@ class FarPlan:
                 some = [structures[b] for b in chosen]
                 fields: dict[str, Any] = {}
                 if way == "mesh":
+                    from molflt.attention.far.grid import on_grid
+
                     held = self.held[chosen[0]][1] if self.held else ()
                     on = self.spacing, self.members, held, 2 * skin
                     fields["pieces"] = tuple(on_grid(some[0], atoms, *on) for atoms in far_apart(some[0], self.reach))
@@ -239,14 +244,14 @@ class FarPlan:
         offsets = np.concatenate([pairs[2] for pairs in found]).astype(np.int16)
         return Images(*map(torch.from_numpy, (receiver, sender, offsets)))
 
-    def _waves(self, structures: Sequence[Structure]) -> dict[str, Tensor]:
+    def _waves(self, structures: Sequence[Structure]) -> dict[str, Any]:
         directions = np.array([open_directions(one) for one in structures])
         boxes = [padded_cell(one, across, self.padding) for one, across in zip(structures, directions, strict=True)]
         integers, exists = _filled([half_lattice(box, self.longest) for box in boxes])
         multiplicity = 2 * exists
         multiplicity[:, 0] = 1.0
-        across = {"directions": torch.from_numpy(directions)} if directions.any() else {}
-        return {"integers": integers, "multiplicity": multiplicity, **across}
+        across = torch.from_numpy(directions) if directions.any() else None
+        return {"integers": integers, "multiplicity": multiplicity, "directions": across}
 
 
 @dataclass(frozen=True)
@@ -316,9 +321,6 @@ def similar(sizes: Sequence[int], others: Sequence[float]) -> list[list[int]]:
     Args:
         sizes: of structures.
         others: factors of the sizes: the sizes again, or volumes, to which the numbers of waves are proportional.
-
-    Returns:
-        Ascending indices, group after group.
     """
     table = np.array([sizes, others], dtype=np.float64)
     order = np.argsort(table.prod(axis=0), kind="stable")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.kernels.base import Features, Kernel
+from molflt.attention.kernels import Features, Kernel
 from molflt.attention.kernels.random_features import log_xi
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.kernels.base import Features, Kernel
+from molflt.attention.kernels import Features, Kernel
 
 ComponentFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Features, Features]]
 """(query, key, ω (m, c), mask) → features of either."""
@@ -105,8 +105,7 @@ class DrawnMatrix(WeightMatrix):
         with generator.device:
             omega = draw(n_features, dim, generator)
         self.shape = (len(omega), dim)
-        self.omega: Tensor
-        self.register_buffer("omega", omega.to(torch.get_default_dtype()))
+        self.omega = nn.Buffer(omega.to(torch.get_default_dtype()))
 
     def forward(self) -> Tensor:
         """See :class:`WeightMatrix`."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.quasirandom import SobolEngine
 
-from molflt.attention.kernels.base import Features, masked_mean
+from molflt.attention.kernels import Features, masked_mean
 from molflt.attention.kernels.random_features import (
     Draw,
     DrawnMatrix,
@@ -230,11 +230,9 @@ class FastFood(WeightMatrix):
         self.outer = nn.Parameter((lengths / gaussian.norm(dim=1, keepdim=True)).to(dtype))
         self.inner = nn.Parameter(gaussian.to(dtype))
         self.input = nn.Parameter(random_signs((blocks, p), generator).to(dtype))
-        self.hadamard: Tensor
-        self.permutation: Tensor
-        self.register_buffer("hadamard", signs_of_hadamard(p).to(dtype), persistent=False)
+        self.hadamard = nn.Buffer(signs_of_hadamard(p).to(dtype), persistent=False)
         permutations = [torch.randperm(p, generator=generator) for _ in range(blocks)]
-        self.register_buffer("permutation", torch.stack(permutations))
+        self.permutation = nn.Buffer(torch.stack(permutations))
 
     def forward(self) -> Tensor:
         """See :class:`WeightMatrix`."""

@@ -1,6 +1,6 @@
 """Attention over sequences and grids, as FLT's paper compares it (§5.1, §5.2).
 
-Everything linear in the tokens is a :class:`~molflt.attention.kernels.base.Kernel`, cosFormer and FLT among them,
+Everything linear in the tokens is a :class:`~molflt.attention.kernels.Kernel`, cosFormer and FLT among them,
 and shares one normalised sum, forward or causal. Softmax and the log-linear Performer have sums of their own.
 
     rpe = LocalRpe(n_heads, n_terms=4, n_frequencies=32, generator=generator)   # one for all layers

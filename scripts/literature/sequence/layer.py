@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from molflt.attention.kernels.base import Kernel
+from molflt.attention.kernels import Kernel
 from scripts.literature.sequence.prefix_sums import check_causal, sequence_attention
 from scripts.literature.sequence.relative_bias import RelativeBias, log_linear_attention, softmax_attention
 

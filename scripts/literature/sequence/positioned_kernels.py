@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from molflt.attention.kernels.base import Features, Kernel
+from molflt.attention.kernels import Features, Kernel
 from scripts.literature.sequence.fourier_rpe import FourierRpe
 
 

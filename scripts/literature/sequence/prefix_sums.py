@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from molflt.attention.kernels.base import Kernel, kernelised_attention, normalised, stable_features
+from molflt.attention.kernels import Kernel, kernelised_attention, normalised, stable_features
 
 CHUNK = 64
 """Near the usual m, where the pairs within a chunk cost a token about as much as the state before the chunk."""

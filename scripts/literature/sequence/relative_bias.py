@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from molflt.attention.kernels.base import Kernel, normalised, stable_features
+from molflt.attention.kernels import Kernel, normalised, stable_features
 from scripts.literature.sequence.toeplitz import CHANNELS_AT_ONCE, future, toeplitz_matrix, toeplitz_product
 
 _PRODUCTS_PER_TRANSFORM = 7.0

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from molflt.adsorption.adsorb import Adsorption, adsorb
+from molflt.adsorption import Adsorption, adsorb
 from molflt.data.ase import to_atoms
 from molflt.prediction.evaluate import Evaluation, evaluate
 from molflt.prediction.members import load_members

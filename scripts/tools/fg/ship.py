@@ -22,11 +22,11 @@ import typer
 
 from molflt.data.dataset import fingerprint
 from molflt.data.oc20.lmdb import LmdbDataset
-from molflt.model.model_file import LoadedModel, save_models
-from molflt.model.uncertainty import LEVELS, ONE_SIGMA, WIDE, Uncertainty
+from molflt.model.config import LEVELS, ONE_SIGMA, WIDE, Uncertainty
+from molflt.model.file import LoadedModel, save_models
 from molflt.prediction.evaluate import Evaluation, evaluate, measured
 from molflt.prediction.members import calibrated, load_members
-from molflt.prediction.uncertainty import cross_fitted
+from molflt.prediction.metrics import cross_fitted
 from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
 from scripts.tools.fg import describe

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import chi, kstest, norm
 
 from molflt.attention.build import build_kernel
-from molflt.attention.kernels.base import kernelised_attention
+from molflt.attention.kernels import kernelised_attention
 from molflt.attention.kernels.spectraformer import COMPONENT_FUNCTIONS, DRAWN_MATRICES, FastFood
 
 WIDTH = 5

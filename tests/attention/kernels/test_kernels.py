@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import minimize_scalar
 
 from molflt.attention.build import Sizes, build_kernel, build_kernels
-from molflt.attention.kernels.base import FLOOR, kernelised_attention, normalised, stable_features
+from molflt.attention.kernels import FLOOR, kernelised_attention, normalised, stable_features
 from molflt.attention.kernels.random_features import EluKernel, ReluKernel
 from molflt.attention.kernels.spectraformer import COMPONENT_FUNCTIONS, optimal_a
 from molflt.attention.registry import KERNELS, attention_config

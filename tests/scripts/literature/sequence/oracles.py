@@ -5,7 +5,7 @@ import itertools
 import torch
 
 from molflt.attention.build import build_kernel
-from molflt.attention.kernels.base import FLOOR
+from molflt.attention.kernels import FLOOR
 from tests.attention.kernels.checks import generator
 
 N_HEADS = 2

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from molflt.attention.kernels.base import FLOOR, Features, Kernel
+from molflt.attention.kernels import FLOOR, Features, Kernel
 from scripts.literature.sequence import relative_bias
 from scripts.literature.sequence.positioned_kernels import CosformerKernel
 from scripts.literature.sequence.prefix_sums import check_causal, prefix_sums, sequence_attention

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
-StandardiserKind = Literal["structure", "element"]
+ScaleShiftKind = Literal["structure", "element"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Statistics:
             plus the mean residual per atom, the same for all elements.
     """
 
-    kind: StandardiserKind
+    kind: ScaleShiftKind
     mean: float
     spread: float
     std: float
@@ -40,7 +40,7 @@ class Statistics:
     given: dict[int, float] | None = None
 
 
-class Standardiser(nn.Module):
+class ScaleShift(nn.Module):
     """energy = mean + Σ_i references[z_i] + std · (network output), in float64.
 
     As buffers the numbers travel with the weights, so no consumer of a model can forget them.
@@ -48,14 +48,10 @@ class Standardiser(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mean: Tensor
-        self.std: Tensor
-        self.references: Tensor
-        self.displacement_std: Tensor
-        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("std", torch.ones((), dtype=torch.float64))
-        self.register_buffer("references", torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64))
-        self.register_buffer("displacement_std", torch.ones((), dtype=torch.float64))
+        self.mean = nn.Buffer(torch.zeros((), dtype=torch.float64))
+        self.std = nn.Buffer(torch.ones((), dtype=torch.float64))
+        self.references = nn.Buffer(torch.zeros(MAX_ATOMIC_NUMBER + 1, dtype=torch.float64))
+        self.displacement_std = nn.Buffer(torch.ones((), dtype=torch.float64))
 
     def load_statistics(self, statistics: Statistics) -> None:
         """Load the statistics of a training set."""
@@ -66,7 +62,7 @@ class Standardiser(nn.Module):
         for z, energy in statistics.references.items():
             self.references[z] = energy
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Standardiser:
+    def _apply(self, fn: Any, recurse: bool = True) -> ScaleShift:
         """Move with the model but keep float64: atomic energies lose essential digits in float32."""
         kept = {name: value for name, value in self._buffers.items() if value is not None}
         super()._apply(fn, recurse)
@@ -78,7 +74,7 @@ class Standardiser(nn.Module):
 
 
 def fit_statistics(
-    kind: StandardiserKind,
+    kind: ScaleShiftKind,
     energies: Tensor,
     compositions: Tensor,
     squared_displacement: float,

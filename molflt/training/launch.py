@@ -103,7 +103,7 @@ def connect(strategy: Strategy) -> Crew:
 
 
 @contextmanager
-def losing_no_process(n_processes: int) -> Iterator[None]:
+def explain_lost_process(n_processes: int) -> Iterator[None]:
     """Say in plain words that another process of the run is gone.
 
     Raises:
@@ -120,7 +120,7 @@ def losing_no_process(n_processes: int) -> Iterator[None]:
 
 
 @contextmanager
-def losing_no_loader() -> Iterator[None]:
+def explain_lost_loader() -> Iterator[None]:
     """Say in plain words what happened to a process that loads data.
 
     Raises:
@@ -149,7 +149,7 @@ def losing_no_loader() -> Iterator[None]:
         ) from error
 
 
-def wait_for_the_first() -> None:
+def wait_for_first_process() -> None:
     """Give the first process time to report an error of all; its end is that of this one.
 
     This returns when it did not, in which case the error is this process's own.

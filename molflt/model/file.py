@@ -25,9 +25,8 @@ from molflt.data.labels import LabelSpec, Target
 from molflt.data.quality.domain import Domain
 from molflt.errors import InputError, in_line, ordinary_file
 from molflt.files import atomic_file
-from molflt.model.config import ModelConfig
-from molflt.model.energy_model import EnergyModel, set_frequencies
-from molflt.model.uncertainty import Uncertainty
+from molflt.model.config import ModelConfig, Uncertainty
+from molflt.model.energy import EnergyModel, set_frequencies
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, MethodName
 
 SCHEMA_VERSION = 10
@@ -181,7 +180,7 @@ def load_model(path: str | Path, frequencies: MethodName | None = None) -> Loade
 def load_models(path: str | Path, frequencies: MethodName | None = None) -> list[LoadedModel]:
     """Load the models of a file, in evaluation mode, on the CPU.
 
-    For ``frequencies`` see :func:`molflt.model.energy_model.set_frequencies`.
+    For ``frequencies`` see :func:`molflt.model.energy.set_frequencies`.
 
     Raises:
         InputError: the file cannot be used, or its far field cannot be evaluated by another method.

@@ -8,49 +8,22 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from molflt.attention.build import Sizes, build_attention
 from molflt.attention.config import FarFieldKeys, MethodKeys
 from molflt.attention.far.field import ExactMethod
 from molflt.attention.geometry import Geometry, geometry_of_batch
-from molflt.attention.kernels.random_features import redraw
 from molflt.attention.layout import Layout, Plan
 from molflt.attention.mechanism import split_heads
 from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
 from molflt.attention.sparse import scalar_products, sum_of_entries
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
+from molflt.model.elements import AtomEmbedding
 from molflt.model.encoder import Encoder, full_precision
-from molflt.model.periodic_table import element_embedding
-from molflt.model.standardiser import Standardiser
-from molflt.vocabulary import N_TAGS, TAG_ADSORBATE, MethodName
-
-
-class AtomEmbedding(nn.Module):
-    """Element embedding + tag embedding + 3D centrality.
-
-    Centrality is the sum over the neighbour list of the Gaussian basis (3D-Graphormer, arXiv 2203.04810, Eq. 4),
-    here weighted by the neighbour's element, so that four oxygen atoms and four gold atoms at the same distances
-    differ from the first layer on.
-    """
-
-    def __init__(self, dim: int, n_rbf: int) -> None:
-        super().__init__()
-        self.element = element_embedding(dim)
-        self.tag = nn.Embedding(N_TAGS, dim)
-        self.neighbour_element = element_embedding(n_rbf)
-        self.centrality = nn.Sequential(nn.Linear(n_rbf, dim), nn.GELU(), nn.Linear(dim, dim))
-
-    def forward(self, geometry: Geometry, tags: Tensor, neighbourhood: Neighbourhood) -> Tensor:
-        """Tags (n_atoms,) → (n_atoms, dim)."""
-        z = geometry.atomic_numbers
-
-        def messages(basis: Tensor, edges: slice) -> Tensor:
-            weights = self.neighbour_element(neighbourhood.types[1][edges].to(torch.int64))
-            return basis * weights * neighbourhood.others[edges, None]
-
-        summed = neighbourhood.sum_over_neighbours(messages)
-        return self.element(z) + self.tag(tags) + self.centrality(summed)
+from molflt.model.scale_shift import ScaleShift
+from molflt.vocabulary import TAG_ADSORBATE, MethodName
 
 
 class EnergyHead(nn.Module):
@@ -89,6 +62,52 @@ def contact(tags: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> T
     reached = neighbourhood.others[:, None] * share.index_select(0, neighbourhood.pattern.columns)
     near = -torch.expm1(-2 * sum_of_entries(neighbourhood.pattern, reached))
     return torch.where(adsorbate[:, None] | without, 1.0, near).squeeze(1)
+
+
+class ChargeHead(nn.Module):
+    """Latent charges q_i = q̃_i − (Σ q̃ − Q)/n for every channel, which act as 1/r and are learnt from energies.
+
+    This is the idea of latent Ewald summation (Cheng, arXiv 2408.15165).
+    Here q̃_i = √(s · 1 Å/k_e) · MLP(h_i), where s is the energies' scale. With that factor two outputs of one, 1 Å
+    apart, interact by one unit of standardised energy. The first channel of a structure adds up to its charge Q, all
+    others to zero.
+    """
+
+    def __init__(self, dim: int, n_channels: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, n_channels))
+
+    def forward(self, x: Tensor, geometry: Geometry, scale: Tensor, total: Tensor) -> Tensor:
+        """Return the charges of all atoms.
+
+        Args:
+            x: (n_atoms, dim), from the encoder.
+            geometry: the batch.
+            scale: s, () eV: the standard deviation of the energies.
+            total: Q, (n_structures,) e.
+
+        Returns:
+            (n_atoms, n_channels) e, float64.
+        """
+        from molflt.attention.far.coulomb import COULOMB
+
+        free = torch.sqrt(scale / COULOMB) * self.mlp(x).to(torch.float64)
+        wanted = functional.pad(total[:, None].to(free.dtype), (0, free.shape[1] - 1))
+        surplus = (geometry.sum_over_structures(free) - wanted) / geometry.layout.counts[:, None]
+        return free - geometry.to_atoms(surplus)
+
+
+def charge_energies(geometry: Geometry, charges: Tensor, cutoff: float) -> Tensor:
+    """½ q_i φ_i summed over channels, (n_atoms,) eV, float64.
+
+    See :mod:`molflt.attention.far.coulomb`. The interaction of near neighbours is left to the network, which sees
+    them: in the gradient of a charge, the same few bonds in all structures would outweigh the differences between
+    structures.
+    """
+    from molflt.attention.far.coulomb import potentials, potentials_of_neighbours
+
+    field = potentials(geometry, charges) - potentials_of_neighbours(geometry, charges, cutoff)
+    return 0.5 * (charges * field).sum(dim=1)
 
 
 class DisplacementHead(nn.Module):
@@ -199,15 +218,12 @@ class EnergyModel(nn.Module):
         )
         self.encoder = Encoder(layers, config.dim, config.ffn_dim, config.dropout, config.n_recycles)
         self.energy_head = EnergyHead(config.dim, config.charges)
-        self.charge_head: nn.Module | None = None
-        if config.charges:
-            from molflt.model.charges import ChargeHead
-
-            self.charge_head = ChargeHead(config.dim, config.charges)
+        self.charge_head = ChargeHead(config.dim, config.charges) if config.charges else None
         self.displacement_head = (
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )
-        self.standardiser = Standardiser()
+        # Under this name its tensors are in model files.
+        self.standardiser = ScaleShift()
         # Takes the place of :meth:`evaluate`, as a function of model and inputs.
         self.compiled: Callable[[EnergyModel, Inputs], ModelOutput] | None = None
 
@@ -250,8 +266,6 @@ class EnergyModel(nn.Module):
                 shares = shares * contact(batch.tags, geometry, neighbourhood)
             atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares
             if charges is not None:
-                from molflt.model.charges import charge_energies
-
                 atomic = atomic + charge_energies(geometry, charges, self.config.cutoff)
             energy = statistics.mean + geometry.sum_over_structures(atomic)
             displacement = None
@@ -259,10 +273,6 @@ class EnergyModel(nn.Module):
                 displacement = self.displacement_head(x, geometry, neighbourhood)
                 displacement = displacement * statistics.displacement_std.to(displacement.dtype)
         return ModelOutput(energy, atomic, displacement, x, batch.layout, charges)
-
-    def geometry(self, batch: Any, n_max: int | None = None) -> Geometry:
-        """Return the geometry of a batch in the weights' precision; see :meth:`forward`."""
-        return geometry_of_batch(batch, self.layout(batch, n_max), self.dtype)
 
     def layout(self, batch: Any, n_max: int | None = None) -> Layout:
         """Return the layout that comes with the batch, or make one.
@@ -295,6 +305,8 @@ class EnergyModel(nn.Module):
 
     def redraw_features(self, seed: int) -> None:
         """Draw the random features of every layer anew, the same for the same seed."""
+        from molflt.attention.kernels.random_features import redraw
+
         redraw(self, torch.Generator().manual_seed(seed))
 
     def n_parameters(self) -> int:
@@ -324,19 +336,12 @@ def set_frequencies(model: EnergyModel, frequencies: MethodName) -> None:
             whose deviation from f is part of what the weights learnt.
     """
     attention = model.config.attention
-    if frequencies not in get_args(MethodName):
-        raise InputError(
-            f"frequencies={frequencies}: no such method; choose one of {', '.join(get_args(MethodName))}"
-        )
-    if isinstance(attention, MethodKeys):
-        model.positions.method = ExactMethod(frequencies, attention.tolerance)
-        attention.frequencies = frequencies
-    elif isinstance(attention, FarFieldKeys):
-        raise InputError(
-            f"this model was trained with mechanism={attention.mechanism}, an estimator that is part of it; "
-            f"it cannot be used with frequencies={frequencies}: leave it out"
-        )
-    else:
-        raise InputError(
-            f"this model has no Fourier far field, so frequencies={frequencies} means nothing for it; leave it out"
-        )
+    if frequencies not in (known := get_args(MethodName)):
+        raise InputError(f"frequencies={frequencies}: no such method; choose one of {', '.join(known)}")
+    if not isinstance(attention, MethodKeys):
+        why = "has no Fourier far field"
+        if isinstance(attention, FarFieldKeys):
+            why = f"was trained with mechanism={attention.mechanism}, an estimator that is part of it"
+        raise InputError(f"this model {why}; it cannot be used with frequencies={frequencies}: leave it out")
+    model.positions.method = ExactMethod(frequencies, attention.tolerance)
+    attention.frequencies = frequencies

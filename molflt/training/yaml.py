@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from molflt.attention.config import MechanismConfig
-from molflt.attention.registry import ATTENTIONS, MECHANISMS
+from molflt.attention.registry import ATTENTIONS, MECHANISMS, preset_keys
 from molflt.errors import InputError
 from molflt.files import standard_input
 from molflt.training.config import PRESETS, TrainConfig, preset_config
@@ -182,9 +182,9 @@ def _expanded(content: dict[str, Any]) -> dict[str, Any]:
     """Write short forms out: model.attention=flt may precede model.attention.n_features=32."""
     if isinstance(content.get("init"), str):
         content = {**content, "init": {"model": content["init"]}}
-    model = content.get("model")
-    if isinstance(model, dict) and isinstance(name := model.get("attention"), str) and name in ATTENTIONS:
-        content = {**content, "model": {**model, "attention": ATTENTIONS[name]}}
+    model, known = content.get("model"), {**ATTENTIONS, **MECHANISMS}
+    if isinstance(model, dict) and isinstance(name := model.get("attention"), str) and name in known:
+        content = {**content, "model": {**model, "attention": preset_keys(name)}}
     return content
 
 

@@ -1,4 +1,4 @@
-"""Element similarity and the embeddings that start from it."""
+"""Element similarity, and the embeddings of atoms that start from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from ase.data import atomic_numbers, covalent_radii, missing
 from torch import Tensor, nn
 
-from molflt.vocabulary import MAX_ATOMIC_NUMBER
+from molflt.attention.geometry import Geometry
+from molflt.attention.near import Neighbourhood
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, N_TAGS
 
 _ENDS = (0, 2, 10, 18, 36, 54, 86, 118)
 """Atomic numbers of the noble gases, with which periods end."""
@@ -65,7 +67,7 @@ def descriptors() -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def likeness() -> Tensor:
+def element_similarity() -> Tensor:
     """Similarity of every two elements, (119, 119) float64: one for an element and itself.
 
     It is the sum of what the two share: one for the same group and for the same period, and exp(−Δ²/2ℓ²) each for
@@ -80,13 +82,13 @@ def likeness() -> Tensor:
 
 @cache
 def _root() -> Tensor:
-    """Triangular L of likeness = L Lᵀ, on the CPU even if a model is on the meta device."""
+    """Triangular L of element_similarity = L Lᵀ, on the CPU even if a model is on the meta device."""
     with torch.device("cpu"):
-        return torch.linalg.cholesky(likeness())
+        return torch.linalg.cholesky(element_similarity())
 
 
 def element_embedding(dim: int) -> nn.Embedding:
-    """Return a vector for each atomic number, initially normal with covariance :func:`likeness`.
+    """Return a vector for each atomic number, initially normal with covariance :func:`element_similarity`.
 
     What is learnt for one element is thus a first guess for similar ones, and a model need not discover that Nb and
     Ta, say, are alike. CGCNN (Xie & Grossman 2018, arXiv 1710.10324) introduced such descriptors as inputs; as the
@@ -100,3 +102,30 @@ def element_embedding(dim: int) -> nn.Embedding:
         # In double precision and rounded once: in single precision, the order of sums depends on the processor.
         table.weight.copy_(_root().to(table.weight.device) @ table.weight.double())
     return table
+
+
+class AtomEmbedding(nn.Module):
+    """Element embedding + tag embedding + 3D centrality.
+
+    Centrality is the sum over the neighbour list of the Gaussian basis (3D-Graphormer, arXiv 2203.04810, Eq. 4),
+    here weighted by the neighbour's element, so that four oxygen atoms and four gold atoms at the same distances
+    differ from the first layer on.
+    """
+
+    def __init__(self, dim: int, n_rbf: int) -> None:
+        super().__init__()
+        self.element = element_embedding(dim)
+        self.tag = nn.Embedding(N_TAGS, dim)
+        self.neighbour_element = element_embedding(n_rbf)
+        self.centrality = nn.Sequential(nn.Linear(n_rbf, dim), nn.GELU(), nn.Linear(dim, dim))
+
+    def forward(self, geometry: Geometry, tags: Tensor, neighbourhood: Neighbourhood) -> Tensor:
+        """Tags (n_atoms,) → (n_atoms, dim)."""
+        z = geometry.atomic_numbers
+
+        def messages(basis: Tensor, edges: slice) -> Tensor:
+            weights = self.neighbour_element(neighbourhood.types[1][edges].to(torch.int64))
+            return basis * weights * neighbourhood.others[edges, None]
+
+        summed = neighbourhood.sum_over_neighbours(messages)
+        return self.element(z) + self.tag(tags) + self.centrality(summed)

@@ -19,9 +19,9 @@ from torch import Tensor
 from molflt.data.quality.screen import SKIPPED
 from molflt.errors import InputError
 from molflt.files import atomic_file, is_leftover, remove_leftovers
-from molflt.model.model_file import ModelMetadata, read_metadata
+from molflt.model.file import ModelMetadata, read_metadata
 from molflt.training.config import TrainConfig
-from molflt.training.config_file import load_config, to_yaml
+from molflt.training.yaml import load_config, to_yaml
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 LAST = "last.safetensors"
