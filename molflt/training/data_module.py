@@ -103,13 +103,13 @@ class EnergyDataModule(lightning.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of the current epoch."""
         assert self.trainer is not None
-        task = self.trainer.lightning_module
+        loader, task = self._training, self.trainer.lightning_module
+        wanted = loader.sampler
         assert isinstance(task, EnergyTask)
-        wanted = self._training.sampler
         assert isinstance(wanted, Requests)
         wanted.plan = task.plan_of_epoch()
         wanted.set_epoch(self.trainer.current_epoch)
-        return self._training
+        return loader
 
     @cached_property
     def _training(self) -> DataLoader[Batch]:
