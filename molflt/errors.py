@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -168,3 +169,13 @@ def does_not_fit(name: str, n_atoms: int) -> str:
         "cutoff, or a device with more memory. In training, where model.n_recycles is above 1, "
         "trainer.checkpoint_recycles=true needs less"
     )
+
+
+def renamed(old: str, new: str) -> property:
+    """Make an attribute's deprecated name, which reads the one that replaces it."""
+
+    def get(self: Any) -> Any:
+        warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(get)

@@ -69,6 +69,13 @@ FIELDS: dict[str, Field] = {
 TARGETS: tuple[str, ...] = ("y_relaxed", "y_init", "energy")
 """Fields a model can be trained on."""
 
+QUANTITIES = {
+    "y_relaxed": "adsorption energy of the relaxed structure",
+    "y_init": "adsorption energy of the given structure",
+    "energy": "energy of the given structure",
+}
+"""Targets in words."""
+
 DIFFERENTIABLE: tuple[str, ...] = ("y_init", "energy")
 """Targets that are energies of the given geometry: their derivatives are forces and stress.
 

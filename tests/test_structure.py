@@ -28,16 +28,16 @@ FLOORS = (
 BUDGET = {
     TOP: (7, 420),
     "adsorption": (2, 310),
-    "attention": (35, 3_440),
-    "cli": (10, 1_320),
+    "attention": (35, 3_420),
+    "cli": (10, 1_360),
     "data": (54, 8_400),
     "export": (3, 400),
     "invariance": (2, 320),
     "model": (9, 800),
-    "prediction": (8, 1_320),
+    "prediction": (8, 1_345),
     "report": (9, 1_130),
     "simulate": (5, 520),
-    "training": (14, 2_110),
+    "training": (14, 2_120),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

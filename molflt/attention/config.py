@@ -89,7 +89,7 @@ class KernelKeys(MechanismConfig):
     )
     n_features: int = Field(64, ge=2, le=65_536, description="m, random features of the kernel")
     redraw_every: int = Field(
-        0, ge=0, description="training steps after which random features are drawn anew; 0 keeps the first draw"
+        0, ge=0, description="training steps after which random features are redrawn; 0 keeps the first draw"
     )
     n_landmarks: int = Field(16, ge=1, le=65_536, description="C, landmarks and samples per head")
 
@@ -203,7 +203,7 @@ class ContentKeys(LayerKeys, KernelKeys):
         None,
         ge=1,
         le=65_536,
-        description="how much of the values the far field carries, all heads together; null: a quarter of them, "
+        description="channels of the values that the far field carries, all heads together; null: a quarter, "
         "with far_rank=m all",
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from molflt.cli.terminal import DEVICE, MAX_ATOMS, OVERWRITE, answer, claim_new_file, errors, output, say
+from molflt.cli.terminal import DEVICE, MAX_ATOMS, OVERWRITE, answer, claim_new_file, output, say
 
 
 def adsorb_command(
@@ -17,39 +17,40 @@ def adsorb_command(
         show_default=False,
     ),
     on: str = typer.Option(
-        None, "--on", metavar="METALS", help="Such as Pt,Pd,Cu; left out: all fourteen.", show_default=False
+        None, "--on", metavar="METALS", help="Such as Pt,Pd,Cu.  [default: all fourteen]", show_default=False
     ),
     model: str = typer.Option("pretrained:fg", help="Model of y_relaxed: a file, run directory or ensemble."),
-    guesses: int = typer.Option(200, min=1, help="Ways to put the molecule on each metal."),
+    guesses: int = typer.Option(200, min=1, help="Placements of the molecule on each metal."),
     out: Path = typer.Option(
         None,
         "--out",
         "-o",
-        help="Write to NAME.csv, NAME.extxyz (the best structures) or NAME.html (a page in 3D).",
+        help="Write to NAME.csv, NAME.extxyz or .xyz (the structures), or NAME.html (an interactive 3D page).",
         show_default=False,
     ),
-    seed: int = typer.Option(0, min=0, help="Of conformers and places."),
+    seed: int = typer.Option(0, min=0, help="Random seed of conformers and placements."),
     overwrite: bool = OVERWRITE,
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
 ) -> None:
     """Predict adsorption energies of a molecule on metals.
 
-    Puts conformers of the molecule on the close-packed surface in many ways, without clashes, and predicts for each
-    the energy of the structure that it would relax to. Of the guesses inside the model's domain, one of the lowest
-    counts.
+    Negative is bound, relative to the clean surface and the molecule in vacuum. Conformers of the molecule are placed
+    on the close-packed surface in many ways, and the energy after relaxation is predicted for each. E is the 5th
+    percentile over placements inside the model's domain.
 
     Example: molflt adsorb CCO --on Pt,Pd,Cu -o ethanol.html
     """
     if out is not None:
-        claim_new_file(context, out, (".csv", ".extxyz", ".html"), overwrite)
+        claim_new_file(context, out, (".csv", ".extxyz", ".xyz", ".html"), overwrite)
     from rich.table import Table
 
     from molflt.adsorption import adsorb
     from molflt.adsorption.placing import METALS
     from molflt.data.tables import described
+    from molflt.prediction.members import provenance
     from molflt.prediction.model import load
-    from molflt.report.adsorption import GUESSED, HEAD, about_uncertainty, rows, write_adsorption
+    from molflt.report.adsorption import HEAD, about_uncertainty, rows, write_adsorption
 
     loaded = load(model, device)
     results = adsorb(
@@ -64,8 +65,7 @@ def adsorb_command(
     for row in rows(results, minus="-"):
         table.add_row(*row)
     output.print(table)
-    errors.print(
-        f"±: {about_uncertainty(loaded)}; of the guesses inside, a twentieth are below E; {GUESSED}", markup=False
-    )
+    say("\n".join(f"{key}: {text}" for key, text in provenance(loaded.members).items()))
+    say(f"E is the 5th percentile over placements inside the training domain; {about_uncertainty(loaded)}")
     if out is not None:
         say(f"{len(results)} surface{'s' * (len(results) != 1)} in {out}")

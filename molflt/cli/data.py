@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 LABEL = typer.Option(None, help="Name of the energy in the data.", show_default=False)
 UNIT = typer.Option("eV", help="Unit of the energies in the data.")
-PER = typer.Option("structure", help="What an energy in the data is of.")
+PER = typer.Option("structure", help="Whether energies in the data are per structure or per atom.")
 FORCE_LABEL = typer.Option(None, help="Name of the forces in the data.", show_default=False)
 FORCE_UNIT = typer.Option(
     None, help="Unit of the forces, as in Hartree/bohr.  [default: that of the energies per Ang]"
 )
-TARGET = typer.Option("energy", help="What the energy becomes.")
-OPEN_SHELLS = typer.Option(False, "--allow-charged", help="Take open shells. Charges are kept anyway.")
+TARGET = typer.Option("energy", help="Quantity that the energy is stored as.")
+OPEN_SHELLS = typer.Option(False, "--allow-charged", help="Take open shells as well. Charges are kept in any case.")
 Becomes = Literal["y_relaxed", "y_init", "energy"]
 
 
@@ -52,7 +52,7 @@ def convert_command(
     allow_charged: bool = OPEN_SHELLS,
     accept_unconverged: bool = ACCEPT_UNCONVERGED,
 ) -> None:
-    """Convert structures to an LMDB in the layout of OC20. An interrupted conversion goes on where it stopped.
+    """Convert structures to an LMDB in the layout of OC20. Repeat the command to resume an interrupted conversion.
 
     Example: molflt convert relaxed/*.traj train.lmdb
     """
@@ -87,7 +87,7 @@ def prepare_command(
 ) -> None:
     """Prepare a large set once, on all cores; training and evaluation then open the folder in seconds.
 
-    An interrupted preparation goes on where it stopped.
+    Repeat the command to resume an interrupted preparation.
 
     Example: molflt prepare oc20/all/train/data.lmdb -o oc20/train
     """
@@ -99,7 +99,7 @@ def prepare_command(
         made = prepare(inputs, out, _reading({"target": target, **given}, tags=tags, **taken), overwrite)
     if reasons := list(made.unusable().values()):
         n = len(reasons)
-        what = f"{n:,} structure{'s' * (n != 1)} cannot be used; data.on_bad=skip trains without"
+        what = f"{n:,} structure{'s' * (n != 1)} cannot be used; data.on_error=skip trains without"
         warn(listed(what, reasons))
     say(f"{len(made):,} structures in {out}")
 
@@ -110,12 +110,12 @@ def _to_be_continued() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.add_note("then repeat the command: it goes on where it stopped")
+        error.add_note("then repeat the command to resume")
         raise
 
 
 def fetch_command(
-    name: str = typer.Argument(None, help="A data set; leave it out to see them.", show_default=False),
+    name: str = typer.Argument(None, help="A data set.  [default: list them]", show_default=False),
     to: Path = typer.Option(None, "--to", help="Folder to put it in.", show_default=False),
     only: list[str] = typer.Option(
         None, help="Unpack this split only, as 10k/train, 10k or val_id; as often as needed.", show_default=False
@@ -123,12 +123,12 @@ def fetch_command(
     archive: Path = typer.Option(None, help="Use this archive instead of downloading it.", show_default=False),
     url: str = typer.Option(None, help="Download from this mirror.", show_default=False),
     keep_archive: bool = typer.Option(False, "--keep-archive", help="Keep the archive after unpacking."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be done, and its size."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would be done, and its size; do nothing."),
     list_all: bool = typer.Option(False, "--list", help="List the data sets."),
 ) -> None:
     """Fetch a public data set: download, check, unpack, and print the training command.
 
-    Repeat the command after an interruption: it goes on where it stopped.
+    Repeat the command to resume after an interruption.
 
     Example: molflt fetch oc20-is2re --to oc20
     """
@@ -160,11 +160,11 @@ def fetch_command(
         try:
             splits = obtain(plan, typer.echo)
         except KeyboardInterrupt:
-            errors.print("Stopped. To go on, repeat the command.", markup=False)
+            errors.print("Stopped. To resume, repeat the command.", markup=False)
             raise typer.Exit(130) from None
         except OSError as error:
             # The message on a broken connection is already printed.
             if error.errno is not None:
-                error.add_note("then repeat the command: it goes on where it stopped")
+                error.add_note("then repeat the command to resume")
             raise
     typer.echo(commands(splits))

@@ -8,30 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from molflt.cli.terminal import (
-    ACCEPT_UNCONVERGED,
-    ALLOW_CHARGED,
-    CONFORMERS,
-    DEVICE,
-    FREQUENCIES,
-    JSON,
-    MAX_ATOMS,
-    MODEL,
-    ON_ERROR,
-    PAIRS,
-    TAGS,
-    Verbosity,
-    answer,
-    answer_json,
-    claim_new_file,
-    command_line,
-    output,
-    remark,
-    say,
-    warn,
-)
+from molflt.cli import terminal
 from molflt.errors import InputError, listed
-from molflt.vocabulary import EnergyUnit, MethodName, OnError, Per, TagConvention
+from molflt.vocabulary import QUANTITIES, EnergyUnit, MethodName, OnError, Per, TagConvention
 
 if TYPE_CHECKING:
     from molflt.invariance import DtypeName, Result
@@ -41,13 +20,15 @@ if TYPE_CHECKING:
 
 def evaluate_command(
     context: typer.Context,
-    model: Path = MODEL,
+    model: Path = terminal.MODEL,
     data: list[str] = typer.Argument(
         ..., help="LMDB files or folders, or any files of labelled structures.", show_default=False
     ),
     label: str = typer.Option(None, help="Name of the energy in the data.  [default: as in training]"),
     unit: EnergyUnit = typer.Option(None, help="Unit of the energies in the data.  [default: as in training]"),
-    per: Per = typer.Option(None, help="What an energy in the data is of.  [default: as in training]"),
+    per: Per = typer.Option(
+        None, help="Whether energies in the data are per structure or per atom.  [default: as in training]"
+    ),
     force_label: str = typer.Option(None, help="Name of the forces in the data.  [default: as in training]"),
     force_unit: str = typer.Option(
         None, help="Unit of the forces in the data, as in Hartree/bohr.  [default: as in training]"
@@ -62,18 +43,18 @@ def evaluate_command(
     overwrite: bool = typer.Option(
         False, "--overwrite", help="Replace an existing report; without --report, do not number it."
     ),
-    as_json: bool = JSON,
-    on_error: OnError = ON_ERROR,
-    allow_charged: bool = ALLOW_CHARGED,
-    accept_unconverged: bool = ACCEPT_UNCONVERGED,
-    conformers: int = CONFORMERS,
-    pairs: bool = PAIRS,
-    tags: TagConvention = TAGS,
-    device: str = DEVICE,
-    max_atoms: int = MAX_ATOMS,
-    frequencies: MethodName = FREQUENCIES,
+    as_json: bool = terminal.JSON,
+    on_error: OnError = terminal.ON_ERROR,
+    allow_charged: bool = terminal.ALLOW_CHARGED,
+    accept_unconverged: bool = terminal.ACCEPT_UNCONVERGED,
+    conformers: int = terminal.CONFORMERS,
+    pairs: bool = terminal.PAIRS,
+    tags: TagConvention = terminal.TAGS,
+    device: str = terminal.DEVICE,
+    max_atoms: int = terminal.MAX_ATOMS,
+    far_field_method: MethodName = terminal.METHOD,
 ) -> None:
-    """Evaluate a model on labelled structures: MAE, RMSE, EwT; of an ensemble, also its uncertainties.
+    """Evaluate a model on labelled structures: MAE, RMSE, EwT; for an ensemble, also its uncertainties.
 
     A report with plots and the structures of the largest errors is written beside the model. Several sets, as the
     four of OC20, make one table and one report.
@@ -87,8 +68,8 @@ def evaluate_command(
     from molflt.report.model import evaluation_report
 
     if report is not None:
-        claim_new_file(context, report, (".html", ".htm"), overwrite, "a report")
-    loaded = load(model, device, frequencies=frequencies)
+        terminal.claim_new_file(context, report, (".html", ".htm"), overwrite, "a report")
+    loaded = load(model, device, frequencies=far_field_method)
     options = ReadOptions(
         allow_charged,
         conformers,
@@ -113,16 +94,16 @@ def evaluate_command(
         sets.append(found)
         if found.skipped:
             n = len(found.skipped)
-            warn(listed(f"{n} structure{'s were' if n != 1 else ' was'} skipped", found.skipped))
+            terminal.warn(listed(f"{n} structure{'s were' if n != 1 else ' was'} skipped", found.skipped))
         if line := found.prediction.of_conformers():
-            remark(line)
+            terminal.say(line)
         for lines in (*found.prediction.doubts(), *found.warnings):
-            warn(lines)
+            terminal.warn(lines)
         calibration: Calibration | None = None
         try:
             calibration = found.calibration()
         except InputError as error:
-            warn(f"{found.source}: {error}")
+            terminal.warn(f"{found.source}: {error}")
         if as_json:
             what = {"model": str(model), "data": source, "target": loaded.target}
             unknown = unknown_elements(loaded.members[0], found.prediction.elements)
@@ -130,22 +111,22 @@ def evaluate_command(
         else:
             _print(found, calibration, loaded.target, len(loaded.members))
     if as_json:
-        answer_json(contents[0] if len(data) == 1 else {"sets": contents})
+        terminal.answer_json(contents[0] if len(data) == 1 else {"sets": contents})
     elif len(sets) > 1:
         _print_table(sets)
     if report is None and (as_json or no_report):
         return
     path = _default_report(model, data, overwrite) if report is None else report
     try:
-        evaluation_report(path, loaded.members, sets, command_line())
+        evaluation_report(path, loaded.members, sets, terminal.command_line())
     except OSError as error:
         if report is not None:
             raise
         # The default report is optional; the numbers above are the result.
-        warn(f"no report could be written ({error}); --report chooses another place")
+        terminal.warn(f"no report could be written ({error}); --report chooses another place")
     else:
         if not as_json:
-            say(f"report: {path}")
+            terminal.say(f"report: {path}")
 
 
 def _name(data: str) -> str:
@@ -164,7 +145,7 @@ def _print_table(sets: list[Evaluation]) -> None:
         of_set = found.metrics
         errors = (f"{of_set.energy_mae:.4f}", f"{of_set.energy_rmse:.4f}", f"{100 * of_set.ewt:.2f}")
         table.add_row(found.name, f"{of_set.n:,}", *errors)
-    output.print(table)
+    terminal.output.print(table)
 
 
 def _default_report(model: Path, data: list[str], overwrite: bool) -> Path:
@@ -175,10 +156,7 @@ def _default_report(model: Path, data: list[str], overwrite: bool) -> Path:
     folder = whole if whole.is_dir() else whole.parent
     name = f"report-{_name(data[0])}" + (f"-and-{len(data) - 1}-more" if len(data) > 1 else "")
     found = folder / f"{name}.html"
-    number = 2
-    while found.exists() and not overwrite:
-        found, number = folder / f"{name}-{number}.html", number + 1
-    return found
+    return found if overwrite else terminal.unused(found)
 
 
 def _content(
@@ -201,44 +179,44 @@ def _content(
 
 def _print(found: Evaluation, calibration: Calibration | None, target: str, n_members: int) -> None:
     metrics = found.metrics
-    answer(f"{found.source}: {metrics.n:,} structures, target {target}")
+    terminal.answer(f"{found.source}: {metrics.n:,} structures, {QUANTITIES[target]}")
     less = ", less reference energies," if found.table.references.any() else ""
     share = f"   ({metrics.mae_over_mad:.3f} of the mean absolute deviation{less} {metrics.mad:.4f} eV)"
-    answer(f"  MAE   {metrics.energy_mae:.4f} eV{share if metrics.mad > 0 else ''}")
-    answer(f"  RMSE  {metrics.energy_rmse:.4f} eV")
-    answer(f"  EwT   {100 * metrics.ewt:.2f} %   (|error| < 0.02 eV)")
+    terminal.answer(f"  MAE   {metrics.energy_mae:.4f} eV{share if metrics.mad > 0 else ''}")
+    terminal.answer(f"  RMSE  {metrics.energy_rmse:.4f} eV")
+    terminal.answer(f"  EwT   {100 * metrics.ewt:.2f} %   (|error| < 0.02 eV)")
     if (forces := found.force_metrics) is not None:
         relative = forces.force_rmse / (forces.force_rms or 1.0)
-        answer(
+        terminal.answer(
             f"  forces, of components: MAE {forces.force_mae:.4f}, RMSE {forces.force_rmse:.4f} eV/Å   "
             f"({relative:.3f} of the root mean square {forces.force_rms:.4f} eV/Å)"
         )
     if calibration is not None:
-        answer("uncertainty" + (f" from {n_members} members:" if n_members > 1 else ":"))
+        terminal.answer("uncertainty" + (f" from {n_members} members:" if n_members > 1 else ":"))
         for line in calibration.lines():
-            answer(line)
+            terminal.answer(line)
     if found.prediction.contractions:
-        answer(f"  far field by {found.prediction.far_field}")
+        terminal.answer(f"  far field by {found.prediction.far_field}")
 
 
 def check_invariance_command(
-    model: Path = MODEL,
+    model: Path = terminal.MODEL,
     inputs: list[str] = typer.Argument(
-        None, help="Files, folders, globs or SMILES; left out: molecules, slabs and crystals of known elements."
+        None, help="Files, folders, globs or SMILES.  [default: molecules, slabs and crystals of known elements]"
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a table."),
     dtype: Literal["both", "float32", "float64"] = typer.Option("both", help="Precision to compute in."),
     draws: int = typer.Option(3, min=1, help="Random transformations of each kind, per structure."),
     limit: int = typer.Option(32, min=1, help="Structures at most, evenly from those given."),
-    device: str = DEVICE,
-    frequencies: MethodName = FREQUENCIES,
-    tags: TagConvention = TAGS,
+    device: str = terminal.DEVICE,
+    far_field_method: MethodName = terminal.METHOD,
+    tags: TagConvention = terminal.TAGS,
 ) -> None:
-    """Measure the invariances of a trained model: rotation, translation, atom order, images, cell, batch.
+    """Check the invariances of a trained model: rotation, translation, atom order, images, cell, batch.
 
-    Every property is tried on the model as it is, and on a copy whose far field is scaled up until removing it
-    would move the energies by 30 % of their spread. With both precisions, the energies of the one are compared with
-    those of the other as well. Exit status 1 when something fails.
+    Each is tested on the model, and on a copy whose far field is scaled up until removing it would change the
+    energies by 30 % of their spread. Prints a summary and what fails; all numbers with -v. Exit status 1 if anything
+    fails.
 
     Example: molflt check-invariance runs/tiny/best.safetensors data/fg/val.lmdb
     """
@@ -258,7 +236,7 @@ def check_invariance_command(
     from molflt.prediction.model import Model
     from molflt.prediction.predict import unlabelled
 
-    loaded = load_member(model, remark, frequencies)
+    loaded = load_member(model, terminal.say, far_field_method)
     on_device = Model([loaded], device)
     if inputs:
         dataset = on_device.read(inputs, ReadOptions(allow_charged=True, conformers=1, tags=tags))
@@ -269,13 +247,13 @@ def check_invariance_command(
         if loaded.model.config.charges:
             structures = [one for one in structures if int(one.pbc.sum()) in (0, 3)]
         if not known:
-            warn("the model knows too few elements of the built-in structures; give structures of your own")
+            terminal.warn("the model knows too few elements of the built-in structures; give structures of your own")
     dtypes: list[DtypeName] = ["float32", "float64"] if dtype == "both" else [dtype]
     share = far_share(loaded.model, structures) if has_far_field(loaded.model) else None
     fragments = np.abs(additivity(loaded.model, structures))
     results = run_suite(loaded, structures, dtypes, draws)
     if share is not None and not any(result.far_scaled for result in results):
-        warn(
+        terminal.warn(
             "no scale of the far field moves the energies of these structures by 30 % of their spread, so only the "
             "model as it is was tried; give structures that differ less in composition"
         )
@@ -288,7 +266,7 @@ def check_invariance_command(
         apart = {"worst": float(fragments.max()), "median": float(np.median(fragments)), "bound": ADDITIVE}
         apart["verdict"] = "pass" if apart["worst"] < ADDITIVE else "fail"
     if as_json:
-        answer_json(
+        terminal.answer_json(
             {
                 "model": str(model),
                 "structures": len(structures),
@@ -300,34 +278,36 @@ def check_invariance_command(
             }
         )
         raise typer.Exit(int(failed))
-    if not Verbosity.quiet:
-        _print_tables(results)
+    tell = terminal.say if terminal.Verbosity.quiet else terminal.answer
+    _print_tables([result for result in results if terminal.Verbosity.verbose or result.verdict == "fail"])
     if share is None:
-        say("This model has no Fourier far field.")
+        tell("This model has no Fourier far field.")
     else:
-        say(f"Removing the far field moves the energies of this model by {share:.1%} of their spread.")
+        tell(f"Removing the far field moves the energies of this model by {share:.1%} of their spread.")
     if apart is None:
-        say("Additivity of separated fragments: not applicable, no structure is isolated.")
+        tell("Additivity of separated fragments: not applicable, no structure is isolated.")
     else:
         remedy = "" if apart["verdict"] == "pass" else ". Train with loss.separation, unless they do interact"
-        say(
+        tell(
             f"Additivity of separated fragments: {apart['verdict']}. With {FRAGMENTS_APART:g} Å between them, two "
             f"structures differ from the sum by {apart['worst']:.1e} eV at worst, {apart['median']:.1e} eV in the "
             f"median (bound {apart['bound']:g} eV){remedy}."
         )
     if drift is not None:
-        say(
+        tell(
             f"Computed in float32 instead of float64, energies move by {drift.worst:.1e} eV at worst, "
             f"{drift.median:.1e} eV in the median."
         )
     names = {verdict: sorted({r.name for r in results if r.verdict == verdict}) for verdict in ("pass", "fail")}
     on = f"on {len(structures)} structure{'s' * (len(structures) != 1)}"
     if failed:
-        answer(f"FAILED {on}: {', '.join(names['fail'])}")
+        terminal.answer(f"FAILED {on}: {', '.join(names['fail'])}")
     elif not names["pass"]:
-        answer(f"NOTHING TRIED {on}: no property is applicable to them")
+        terminal.answer(f"NOTHING TRIED {on}: no property is applicable to them")
     else:
-        answer(f"PASSED {on}: all {len(names['pass'])} properties that were tried hold, in {' and '.join(dtypes)}")
+        terminal.answer(
+            f"PASSED {on}: all {len(names['pass'])} properties that were tried hold, in {' and '.join(dtypes)}"
+        )
     raise typer.Exit(int(failed))
 
 
@@ -343,4 +323,4 @@ def _print_tables(results: list[Result]) -> None:
                 share = f"{one.used:.0%}" if one.used < 100 else f"{one.used:.0e} ×"
                 numbers = [f"{one.worst:.1e}", f"{one.median:.1e}", f"{share} ({one.bound})"]
                 table.add_row(one.name, *(numbers if one.n else [""] * 3), one.verdict, style=styles[one.verdict])
-        output.print(table)
+        terminal.output.print(table)

@@ -8,24 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from molflt.cli.terminal import (
-    ACCEPT_UNCONVERGED,
-    ALLOW_CHARGED,
-    CONFORMERS,
-    DEVICE,
-    JSON,
-    MODEL,
-    OVERWRITE,
-    PAIRS,
-    TAGS,
-    answer,
-    answer_json,
-    claim_new_file,
-    output,
-    remark,
-    say,
-    warn,
-)
+from molflt.cli import terminal
 from molflt.errors import InputError, listed
 from molflt.vocabulary import TagConvention
 
@@ -44,12 +27,12 @@ def info_command(
         help="A model file, a run directory, pretrained:NAME, or structures in any readable form.",
         show_default=False,
     ),
-    as_json: bool = JSON,
-    pairs: bool = PAIRS,
-    tags: TagConvention = TAGS,
-    accept_unconverged: bool = ACCEPT_UNCONVERGED,
+    as_json: bool = terminal.JSON,
+    pairs: bool = terminal.PAIRS,
+    tags: TagConvention = terminal.TAGS,
+    accept_unconverged: bool = terminal.ACCEPT_UNCONVERGED,
 ) -> None:
-    """Describe a model or a data set.
+    """Describe a model or a data set, in ten lines; everything with -v or --json.
 
     Example: molflt info runs/tiny/best.safetensors
     """
@@ -64,12 +47,39 @@ def info_command(
         files = [load_models(file) for file in member_paths(path)] if k is None else [load_members(path)]
         members = [_model_info(file, str(file[0].path) if k is None else path) for file in files]
         content = members[0] if len(members) == 1 else {"members": {m.pop("model"): m for m in members}}
+        if not (as_json or terminal.Verbosity.verbose):
+            content = _summary([member for file in files for member in file], path)
     else:
         content = _data_info(path, tags, accept_unconverged, pairs)
     if as_json:
-        answer_json(content)
-        return
-    _print(content, 0)
+        terminal.answer_json(content)
+    else:
+        _print(content, 0)
+
+
+def _summary(members: list[LoadedModel], name: str) -> dict[str, Any]:
+    from ase.data import chemical_symbols
+
+    from molflt.prediction.members import meaning_of_uncertainty, provenance
+    from molflt.vocabulary import DIFFERENTIABLE
+
+    first, n = members[0], len(members)
+    metadata, card = first.metadata, first.path.with_suffix(".md")
+    domain, size = metadata.domain, f"{first.model.n_parameters():,} parameters"
+    forces = any(key.endswith("force_mae") for key in metadata.validation)
+    kinds = "" if domain is None else f": {', '.join(domain.kinds)}"
+    return {
+        "model": name if n == 1 else f"{name}, {n} members, whose mean is the prediction",
+        **provenance(members),
+        "uncertainty": meaning_of_uncertainty(members) or "not measured; --calibrate DATA does",
+        "forces": ("yes" if forces else "derivatives of the energy, not trained on")
+        if metadata.target in DIFFERENTIABLE
+        else "no",
+        "elements": ", ".join(chemical_symbols[z] for z in metadata.elements),
+        "trained on": f"{metadata.training_data.path}, {metadata.training_data.n_structures:,} structures{kinds}",
+        "size": size if n == 1 else f"{size} each",
+        "more": f"molflt info -v {name}" + (f", and {card}" if card.exists() else ""),
+    }
 
 
 def _model_info(members: list[LoadedModel], name: str) -> dict[str, Any]:
@@ -112,12 +122,12 @@ def _model_info(members: list[LoadedModel], name: str) -> dict[str, Any]:
 
 def _domain(domain: Domain | None) -> Any:
     if domain is None:
-        return "not recorded (written before molflt looked at more than the elements)"
+        return "not recorded"
     from molflt.data.quality.occurrence import formula
 
     content = domain.model_dump(mode="json")
     if domain.occurrence is None:
-        content["occurrence"] = "not recorded (written before molflt looked at it)"
+        content["occurrence"] = "not recorded"
     else:
         content["occurrence"]["compositions"] = [formula(one) for one in domain.occurrence.compositions]
     content["distances"] = {
@@ -179,13 +189,18 @@ def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: 
 
 def _print(content: dict[str, Any], depth: int) -> None:
     for key, value in content.items():
-        if isinstance(value, dict) and value:
-            answer(f"{'  ' * depth}{key}:")
+        if isinstance(value, dict) and not any(isinstance(one, dict | list) for one in value.values()):
+            parts = (
+                f"{name} {one:.6g}" if isinstance(one, float) else f"{name} {one}" for name, one in value.items()
+            )
+            terminal.answer(f"{'  ' * depth}{key}: {', '.join(parts)}")
+        elif isinstance(value, dict):
+            terminal.answer(f"{'  ' * depth}{key}:")
             _print(value, depth + 1)
         else:
             shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
             shown = f"{shown:.6g}" if isinstance(shown, float) else shown
-            answer(f"{'  ' * depth}{key}: {shown}")
+            terminal.answer(f"{'  ' * depth}{key}: {shown}")
 
 
 PAGE = Path("explain.html")
@@ -195,31 +210,35 @@ _ROWS = 20
 
 def explain_command(
     context: typer.Context,
-    model: Path = MODEL,
+    model: Path = terminal.MODEL,
     structure: str = typer.Argument(..., help="A file, or a SMILES.", show_default=False),
     atom: int = typer.Option(
-        None, "--atom", help="Whose attention, counted from 0; left out: the one that stands out."
+        None, "--atom", help="Atom whose attention is shown, counted from 0.  [default: the one that stands out]"
     ),
-    index: int = typer.Option(None, help="Which structure of several, counted from 0."),
+    index: int = typer.Option(None, help="Structure of several, counted from 0."),
     out: Path = typer.Option(
-        None, "--out", "-o", help="NAME.html, a page in 3D, or NAME.csv; left out: explain.html.", show_default=False
+        None,
+        "--out",
+        "-o",
+        help="NAME.html, an interactive 3D page, or NAME.csv.  [default: explain.html, numbered]",
+        show_default=False,
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object; no page unless -o says so."),
-    overwrite: bool = OVERWRITE,
-    allow_charged: bool = ALLOW_CHARGED,
-    conformers: int = CONFORMERS,
-    tags: TagConvention = TAGS,
-    device: str = DEVICE,
+    overwrite: bool = terminal.OVERWRITE,
+    allow_charged: bool = terminal.ALLOW_CHARGED,
+    conformers: int = terminal.CONFORMERS,
+    tags: TagConvention = terminal.TAGS,
+    device: str = terminal.DEVICE,
 ) -> None:
-    """Show what every atom contributes to an energy, and what one atom attends to.
+    """Show each atom's contribution to an energy, and the attention of one atom.
 
-    Prints a table, and writes a page with both in 3D.
+    Prints a table, and writes an interactive 3D page with both.
 
     Example: molflt explain runs/tiny/best.safetensors CCO
     """
-    out = PAGE if out is None and not as_json else out
+    out = terminal.unused(PAGE) if out is None and not as_json else out
     if out is not None:
-        claim_new_file(context, out, (".html", ".csv"), overwrite)
+        terminal.claim_new_file(context, out, (".html", ".csv"), overwrite)
     from molflt.data.reading import ReadOptions
     from molflt.prediction.members import load_member
     from molflt.prediction.predict import choose_device, domain_violations
@@ -228,26 +247,26 @@ def explain_command(
     from molflt.report.explain_page import write_csv, write_page
 
     target_device = choose_device(device)
-    loaded = load_member(model, remark)
+    loaded = load_member(model, terminal.say)
     takes_ions = loaded.model.config.takes_ions
     options = ReadOptions(allow_charged, conformers, charges=takes_ions, accept_unconverged=True, tags=tags)
     data = _one_structure(structure, index, options)
     explanation = explain(loaded, data, atom, target_device)
     doubt = ""
     if reasons := [reason.text for reason in domain_violations(loaded, explanation.structure)]:
-        doubt = listed("outside the model's domain; what it says may mean little", reasons)
-        warn(doubt)
+        doubt = listed("outside the training domain; the explanation is unreliable", reasons)
+        terminal.warn(doubt)
     if out is not None:
         if out.suffix.lower() == ".csv":
             write_csv(out, explanation)
         else:
             write_page(out, explanation, loaded, doubt)
     if as_json:
-        answer_json(content(explanation))
+        terminal.answer_json(content(explanation))
         return
     _print_table(explanation)
     assert out is not None
-    say(f"{'page' if out.suffix.lower() == '.html' else 'table of all atoms'} in {out}")
+    terminal.say(f"{'page' if out.suffix.lower() == '.html' else 'table of all atoms'} in {out}")
 
 
 def _one_structure(text: str, index: int | None, options: ReadOptions) -> Data:
@@ -267,12 +286,12 @@ def _print_table(explanation: Explanation) -> None:
 
     from molflt.report.explain_page import adsorbate_first, atom_rows
 
-    answer(f"{explanation.name}: {explanation.target} {explanation.energy:.6f} eV")
+    terminal.answer(f"{explanation.name}: {explanation.target} {explanation.energy:.6f} eV")
     referenced = bool(explanation.reference.any())
     if referenced:
-        answer("sum over the atoms of their element's reference energy and what the model has learnt")
+        terminal.answer("sum over the atoms of the reference energy of the element and a learnt contribution")
     else:
-        answer(f"{explanation.mean:.6f} eV for every structure, plus what the model has learnt of each atom")
+        terminal.answer(f"{explanation.mean:.6f} eV for every structure, plus each atom's learnt contribution")
     parts = ("contribution / eV", "reference", "learnt") if referenced else ("contribution / eV",)
     table = Table("index", "element", "tag", *parts, "share")
     for column in table.columns[3:]:
@@ -285,8 +304,10 @@ def _print_table(explanation: Explanation) -> None:
         energies = [f"{row[key]:.4f}" for key in keys]
         mark = " ←" if i == explanation.atom else ""
         table.add_row(f"{i}{mark}", row["element"], row["tag"], *energies, f"{row['share']:.1%}")
-    output.print(table)
+    terminal.output.print(table)
     if len(shown) < len(rows):
         with_adsorbate = "adsorbate and the " if any(row["tag"] == "adsorbate" for row in rows) else ""
-        say(f"the {with_adsorbate}largest parts, {len(shown)} of {len(rows):,} atoms; -o NAME.csv writes all")
-    say(f"← the atom whose attention is given: {explanation.atom}, counted from 0")
+        terminal.say(
+            f"the {with_adsorbate}largest parts, {len(shown)} of {len(rows):,} atoms; -o NAME.csv writes all"
+        )
+    terminal.say(f"← the atom whose attention is given: {explanation.atom}, counted from 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
 from typing import Any
@@ -11,17 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from molflt import __version__
-from molflt.cli.terminal import (
-    Verbosity,
-    defect,
-    errors,
-    forget_output,
-    open_streams,
-    prepare_streams,
-    show_input_warnings,
-    show_place,
-    system_error,
-)
+from molflt.cli import terminal
 from molflt.errors import InputError
 
 _COMMANDS = {
@@ -42,6 +33,8 @@ _COMMANDS = {
     "fetch": "data",
 }
 """Commands in the order of the help, with the modules that hold them, imported when called."""
+_FORMER = {"--frequencies": "--far-field-method"}
+"""Deprecated options and what replaces them, for one release."""
 _HOW_MUCH = ("--quiet", "-q", "--verbose", "-v")
 
 
@@ -78,6 +71,9 @@ class _Commands(_Flags, TyperGroup):
 
     def make_context(self, info_name: Any, args: list[str], *arguments: Any, **options: Any) -> Any:
         own = args[: args.index("--")] if "--" in args else args
+        for former in {word.partition("=")[0] for word in own} & _FORMER.keys():
+            terminal.warn(f"{former} is now {_FORMER[former]}")
+            own = [re.sub(f"^{former}(?==|$)", _FORMER[former], word) for word in own]
         first = [word for word in own if word in _HOW_MUCH]
         args = [*first, *(word for word in own if word not in _HOW_MUCH), *args[len(own) :]]
         return super().make_context(info_name, args, *arguments, **options)
@@ -86,13 +82,13 @@ class _Commands(_Flags, TyperGroup):
 app = typer.Typer(
     name="molflt",
     cls=_Commands,
-    help="Train, evaluate and use linear, exactly invariant Fourier-RPE transformers for molecules and materials.",
+    help="Train and use machine-learned energy models and force fields for molecules, surfaces and crystals.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     epilog=(
-        "Exit status: 0 done; 1 a check failed, or the system refused; 2 a mistake in what was given; "
-        "3 a defect of molflt; 130 interrupted. NO_COLOR=1 turns colours off."
+        "Exit status: 0 done; 1 a check failed, or an error of the system; 2 invalid input; "
+        "3 internal error; 130 interrupted. NO_COLOR=1 turns colours off."
     ),
 )
 
@@ -109,24 +105,22 @@ def _root(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Results and errors only: no progress, no remarks."),
-    verbose: bool = typer.Option(
-        False, "--verbose", "-v", help="Also details, and the place of an error in the code."
-    ),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Also details and tracebacks."),
 ) -> None:
     if quiet and verbose:
         raise InputError("--quiet and --verbose: choose one")
-    Verbosity.set(quiet, verbose)
+    terminal.Verbosity.set(quiet, verbose)
 
 
 def main() -> None:
     """Run a command.
 
-    A user's mistake is one message and status 2, a refusal of the system (disk full, no permission) status 1, an
-    interruption status 130, and an unexpected error status 3.
+    Invalid input is one message and status 2, an error of the system (disk full, no permission) status 1, an
+    interruption status 130, and an internal error status 3.
     """
-    open_streams()
-    prepare_streams()
-    show_input_warnings()
+    terminal.open_streams()
+    terminal.prepare_streams()
+    terminal.show_input_warnings()
     # Large pages for large arrays: with small ones, a mesh on a CPU takes twice as long. PyTorch reads this setting
     # once, when it first allocates memory.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -142,26 +136,26 @@ def main() -> None:
             enough = not stop.code
         if not enough:
             raise
-        forget_output()
+        terminal.forget_output()
         sys.exit(0)
     except InputError as error:
-        show_place()
-        errors.print("Error:", str(error), style="red", markup=False)
+        terminal.show_place()
+        terminal.errors.print("Error:", str(error), style="red", markup=False)
         sys.exit(2)
     except OSError as error:
-        show_place()
-        errors.print("Error:", system_error(error), style="red", markup=False)
+        terminal.show_place()
+        terminal.errors.print("Error:", terminal.system_error(error), style="red", markup=False)
         try:
             sys.stdout.flush()
         except OSError:
-            forget_output()
+            terminal.forget_output()
         sys.exit(1)
     except KeyboardInterrupt:
-        errors.print("Interrupted.", style="yellow")
+        terminal.errors.print("Interrupted.", style="yellow")
         sys.exit(130)
     except Exception as error:
-        show_place()
-        errors.print("Error:", defect(error), style="red", markup=False)
+        terminal.show_place()
+        terminal.errors.print("Error:", terminal.defect(error), style="red", markup=False)
         sys.exit(3)
 
 

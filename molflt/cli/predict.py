@@ -8,54 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from molflt.cli.terminal import (
-    ALLOW_CHARGED,
-    CONFORMERS,
-    DEVICE,
-    FREQUENCIES,
-    MAX_ATOMS,
-    MODEL,
-    ON_ERROR,
-    OVERWRITE,
-    PAIRS,
-    TAGS,
-    answer_json,
-    claim,
-    detail,
-    errors,
-    remark,
-    say,
-    warn,
-)
+from molflt.cli import terminal
 from molflt.errors import InputError, listed
 from molflt.terminal_text import printable
 from molflt.vocabulary import MethodName, OC20Split, OnError, TagConvention
 
 if TYPE_CHECKING:
+    from molflt.data.dataset import StructureDataset
     from molflt.prediction.output import Prediction
     from molflt.prediction.shards import Shard
 
 
 def predict_command(
     context: typer.Context,
-    model: Path = MODEL,
+    model: Path = terminal.MODEL,
     inputs: list[str] = typer.Argument(
         ..., help="Files, folders, globs, SMILES or molecule:NAME; - for standard input.", show_default=False
     ),
     out: Path = typer.Option(
-        None, "--out", "-o", help="Write to NAME.csv, NAME.extxyz or NAME.npz.", show_default=False
+        None, "--out", "-o", help="Write to NAME.csv, NAME.extxyz (or .xyz) or NAME.npz.", show_default=False
     ),
-    on_error: OnError = ON_ERROR,
-    allow_charged: bool = ALLOW_CHARGED,
-    conformers: int = CONFORMERS,
+    on_error: OnError = terminal.ON_ERROR,
+    allow_charged: bool = terminal.ALLOW_CHARGED,
+    conformers: int = terminal.CONFORMERS,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object a line, for each structure."),
-    forces: bool = typer.Option(False, "--forces", help="Forces as well; needs -o NAME.extxyz or --json."),
+    forces: bool = typer.Option(False, "--forces", help="Forces as well: printed, or in extxyz."),
     per_atom: bool = typer.Option(
-        False, "--per-atom", help="Each atom's term of the energy as well; needs -o NAME.extxyz or --json."
+        False, "--per-atom", help="Each atom's term of the energy as well: printed, or in extxyz."
     ),
     calibrate: str = typer.Option(
         None,
-        help="Labelled structures that were not trained on; measures the uncertainty on them.",
+        help="Measure the uncertainty on these labelled structures, which must not have been trained on.",
         show_default=False,
     ),
     oc20_split: OC20Split | None = typer.Option(
@@ -64,44 +47,43 @@ def predict_command(
     shard: str = typer.Option(
         None,
         metavar="I/N",
-        help="Predict the I-th of N parts, into OUT.shard-I-of-N; repeated, it goes on where it stopped. "
-        "'molflt merge' makes one file of all.",
+        help="Predict part I of N into OUT.shard-I-of-N; repeat it to resume. 'molflt merge' joins the parts.",
         show_default=False,
     ),
-    overwrite: bool = OVERWRITE,
-    pairs: bool = PAIRS,
-    tags: TagConvention = TAGS,
-    device: str = DEVICE,
-    max_atoms: int = MAX_ATOMS,
-    frequencies: MethodName = FREQUENCIES,
+    overwrite: bool = terminal.OVERWRITE,
+    pairs: bool = terminal.PAIRS,
+    tags: TagConvention = terminal.TAGS,
+    device: str = terminal.DEVICE,
+    max_atoms: int = terminal.MAX_ATOMS,
+    far_field_method: MethodName = terminal.METHOD,
 ) -> None:
     """Predict energies of structures; prints them, or writes them with -o.
 
-    An ensemble gives the mean of its members. Uncertainties are those that the model's file knows, or the standard
-    deviation over an ensemble. Energies are in eV, forces in eV/Å.
+    Energies are in eV, forces in eV/Å. An ensemble gives the mean of its members. The uncertainty is the half-width
+    of a 68 % interval where the model's file states it, else the standard deviation over an ensemble.
 
     Example: molflt predict runs/tiny slabs/*.cif CCO -o energies.csv
     """
     from molflt.data.reading import ReadOptions
-    from molflt.prediction.members import calibrated, meaning_of_uncertainty
+    from molflt.prediction.members import calibrated, meaning_of_uncertainty, provenance
     from molflt.prediction.model import Model, load
-    from molflt.prediction.output import check_output, write_predictions
+    from molflt.prediction.output import STRUCTURES, check_output, write_predictions
 
     if as_json and out is not None:
         raise InputError("--json: prints; leave out -o")
     part = None if shard is None else _shard(shard, out, forces or per_atom, calibrate, oc20_split)
     if out is not None and part is None:
-        claim(context, out, lambda: check_output(out, oc20_split, overwrite), oc20_split or "")
+        terminal.claim(context, out, lambda: check_output(out, oc20_split, overwrite), oc20_split or "")
     for option, wanted in (("--forces", forces), ("--per-atom", per_atom)):
-        if wanted and not as_json and (out is None or out.suffix != ".extxyz"):
-            raise InputError(f"{option}: is written with its structures; give -o NAME.extxyz, or --json")
+        if wanted and out is not None and out.suffix not in STRUCTURES:
+            raise InputError(f"{option}: {out.suffix} has no place for them; give -o NAME.extxyz, or leave -o out")
     if oc20_split is not None and on_error == "skip":
         raise InputError("--oc20-split: a submission needs every structure; leave --on-error skip out")
-    loaded = load(model, device, frequencies=frequencies)
+    loaded = load(model, device, frequencies=far_field_method)
     options = ReadOptions(allow_charged, conformers, pairs=pairs, tags=tags)
     structures = loaded.read(inputs, replace(options, on_bad="skip" if on_error == "skip" else "stop"))
     others = f" and {len(loaded.members) - 1} more" if len(loaded.members) > 1 else ""
-    detail(f"{loaded.members[0].path}{others}, on {loaded.device}")
+    terminal.detail(f"{loaded.members[0].path}{others}, on {loaded.device}")
     if calibrate is not None:
         from molflt.prediction.evaluate import measured
 
@@ -113,38 +95,61 @@ def predict_command(
         from molflt.prediction.shards import predict_shard
 
         prediction, path, before = predict_shard(
-            loaded, structures, inputs, part, out, on_error, max_atoms, frequencies, overwrite, options
+            loaded, structures, inputs, part, out, on_error, max_atoms, far_field_method, overwrite, options
         )
     if line := prediction.of_conformers():
-        remark(line)
+        terminal.say(line)
     if prediction.failures:
         counted = f"{len(prediction.failures)} of {len(prediction.names)} structures were skipped"
-        warn(listed(counted, list(prediction.failures.values())))
+        terminal.warn(listed(counted, list(prediction.failures.values())))
     n = len(prediction.names)
     if part is not None:
         there = f", {before} of them from before" if before else ""
-        say(f"complete already: {n} structures in {path}" if n == before else f"{n} structures{there} in {path}")
+        terminal.say(
+            f"complete already: {n} structures in {path}" if n == before else f"{n} structures{there} in {path}"
+        )
         return
     target, meaning = loaded.target, meaning_of_uncertainty(loaded.members)
+    if not as_json:
+        terminal.say("\n".join(f"{key}: {text}" for key, text in provenance(loaded.members).items()))
     if meaning is not None:
-        remark(f"±: {meaning}")
+        terminal.say(meaning)
     if out is not None:
         write_predictions(out, prediction, structures, target, oc20_split)
-        say(f"{len(prediction.names) - len(prediction.failures)} energies ({target}, eV) in {out}")
+        terminal.say(f"{len(prediction.names) - len(prediction.failures)} energies ({target}, eV) in {out}")
         if prediction.contractions:
-            say(f"far field by {prediction.far_field}")
+            terminal.say(f"far field by {prediction.far_field}")
         return
     if as_json:
         for i in range(len(prediction.names)):
-            answer_json(_record(prediction, i, target))
+            terminal.answer_json(_record(prediction, i, target))
         return
-    # On standard error, so that only numbers and names are piped on.
-    std = prediction.std
-    errors.print(f"{target} in eV, {'' if std is None else '± in eV, '}name", markup=False)
+    _print(prediction, structures, target)
+
+
+def _print(prediction: Prediction, structures: StructureDataset, target: str) -> None:
+    """Print a line for each structure, and one for each atom where there are numbers of atoms."""
+    import numpy as np
+    from ase.data import chemical_symbols
+
+    width = prediction.uncertainty_eV
+    columns = [f"{target}_eV", *([] if width is None else ["uncertainty_eV"]), "name"]
+    by_atom = [
+        *(["forces_eV/Å"] * ("forces" in prediction.by_atom)),
+        *(["atomic_energy_eV"] * ("atomic_energies" in prediction.by_atom)),
+    ]
+    if not terminal.Verbosity.quiet:
+        typer.echo(
+            "# " + "  ".join(columns) + ("; below, of each atom: element  " + "  ".join(by_atom) if by_atom else "")
+        )
     for i, (name, energy) in enumerate(zip(prediction.names, prediction.energies, strict=True)):
-        spread = "" if std is None else f"  {std[i]:10.6f}"
+        spread = "" if width is None else f"  {width[i]:10.6f}"
         about = f" ({prediction.about[i]})" if i in prediction.about else ""
         typer.echo(f"{energy:14.6f}{spread}  {printable(name)}{about}")
+        if by_atom and i not in prediction.failures:
+            table = np.column_stack([values[i] for values in prediction.by_atom.values()])
+            for z, row in zip(structures[i].atomic_numbers.tolist(), table, strict=True):
+                typer.echo(f"  {chemical_symbols[z]:<2}" + "".join(f"{value:14.6f}" for value in row))
 
 
 def _record(prediction: Prediction, i: int, target: str) -> dict[str, Any]:
@@ -159,8 +164,9 @@ def _record(prediction: Prediction, i: int, target: str) -> dict[str, Any]:
         record["formula"] = prediction.about[i].partition(", ")[0]
     if i in prediction.failures:
         return record | {"error": prediction.failures[i]}
-    if prediction.std is not None:
-        record["std"] = float(prediction.std[i])
+    if prediction.uncertainty_eV is not None:
+        # The second name is deprecated.
+        record["uncertainty_eV"] = record["std"] = float(prediction.uncertainty_eV[i])
     if (conformers := prediction.conformers.get(i)) is not None:
         record |= {"conformers": conformers.n, "conformer_spread": conformers.spread}
     if i in prediction.warnings:
@@ -190,7 +196,7 @@ def merge_command(
     oc20_split: OC20Split = typer.Option(
         None, help="With npz: the OC20 leaderboard's keys for this split; four runs make one file."
     ),
-    overwrite: bool = OVERWRITE,
+    overwrite: bool = terminal.OVERWRITE,
 ) -> None:
     """Put the shards of a prediction together.
 
@@ -202,7 +208,7 @@ def merge_command(
     from molflt.prediction.output import check_output, write_predictions
     from molflt.prediction.shards import merge
 
-    claim(context, out, lambda: check_output(out, oc20_split, overwrite), oc20_split or "")
+    terminal.claim(context, out, lambda: check_output(out, oc20_split, overwrite), oc20_split or "")
     prediction, target = merge(shards)
     if oc20_split is not None and prediction.failures:
         raise InputError(
@@ -212,4 +218,4 @@ def merge_command(
     write_predictions(out, prediction, None, target, oc20_split)
     skipped = f", {len(prediction.failures)} skipped" if prediction.failures else ""
     n_energies = len(prediction.names) - len(prediction.failures)
-    say(f"{n_energies} energies ({target}, eV) of {len(shards)} shards in {out}{skipped}")
+    terminal.say(f"{n_energies} energies ({target}, eV) of {len(shards)} shards in {out}{skipped}")

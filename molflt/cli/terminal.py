@@ -136,12 +136,6 @@ def _finite(value: Any) -> Any:
 
 
 def say(message: str) -> None:
-    """Print progress on standard output; not with ``--quiet``."""
-    if not Verbosity.quiet:
-        answer(message)
-
-
-def remark(message: str) -> None:
     """Print progress on standard error, as the answer may be piped on; not with ``--quiet``."""
     if not Verbosity.quiet:
         errors.print(message, markup=False)
@@ -166,8 +160,8 @@ def defect(error: Exception) -> str:
     place = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "unknown"
     text = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_OF_A_DEFECT]
     return (
-        f"{text} (at {place}). This is a defect of molflt {__version__}: please report it with the command and, "
-        "from the same command after MOLFLT_DEBUG=1, the traceback"
+        f"{text} (at {place}). This is an internal error of molflt {__version__}: please report it with the command "
+        "and, from the same command after MOLFLT_DEBUG=1, the traceback"
     )
 
 
@@ -197,23 +191,29 @@ def system_error(error: OSError) -> str:
 
 
 DEVICE = typer.Option("auto", help="auto, cpu or cuda.")
-MAX_ATOMS = typer.Option(2048, min=1, help="Atoms per batch; changes memory, no result.")
-FREQUENCIES = typer.Option(None, help="Evaluate the far field by this method.")
-TAGS = typer.Option("auto", help="How to read tags: OC20's, or ASE's layers.")
-ALLOW_CHARGED = typer.Option(False, "--allow-charged", help="Take ions and radicals as if neutral and closed-shell.")
+MAX_ATOMS = typer.Option(2048, min=1, help="Atoms per batch; affects memory, not results.")
+METHOD = typer.Option(None, "--far-field-method", help="Evaluate the far field by this method.")
+TAGS = typer.Option("auto", help="Convention of tags: OC20's, or ASE's layer numbers.")
+ALLOW_CHARGED = typer.Option(False, "--allow-charged", help="Treat ions and radicals as neutral and closed-shell.")
 PAIRS = typer.Option(
     False, "--pairs", help="Read files or folders called initial and relaxed as a relaxation, not as two structures."
 )
 ACCEPT_UNCONVERGED = typer.Option(
-    False, "--accept-unconverged", help="Read calculations that are not converged or were cut short as well."
+    False, "--accept-unconverged", help="Read unconverged and unfinished calculations as well."
 )
-CONFORMERS = typer.Option(
-    8, min=1, help="How many to make of a molecule without positions; its energy is that of the lowest."
-)
-ON_ERROR = typer.Option("raise", help="skip: go on without structures that fail.")
+CONFORMERS = typer.Option(8, min=1, help="Conformers per SMILES; the lowest energy is reported.")
+ON_ERROR = typer.Option("raise", help="raise: stop at a structure that cannot be used. skip: leave it out.")
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of text.")
-OVERWRITE = typer.Option(False, "--overwrite", help="Replace an existing output.")
+OVERWRITE = typer.Option(False, "--overwrite", help="Replace an existing file.")
 MODEL = typer.Argument(..., help="Model file, run directory, ensemble, or pretrained:NAME.", show_default=False)
+
+
+def unused(path: Path) -> Path:
+    """Return a path, with a number behind its name if the file exists."""
+    found, number = path, 2
+    while found.exists():
+        found, number = path.with_stem(f"{path.stem}-{number}"), number + 1
+    return found
 
 
 def claim(context: typer.Context, path: Path, check: Callable[[], None], part: str = "") -> None:

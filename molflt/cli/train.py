@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -9,33 +10,51 @@ import typer
 
 from molflt.cli.terminal import answer, command_line, errors, say, warn
 from molflt.errors import AgreedError, InputError
-from molflt.vocabulary import Compile
+from molflt.vocabulary import Compile, EnergyUnit
+
+Task = Literal["energy", "forces", "adsorption"]
+_TASKS: dict[str, list[str]] = {
+    "energy": ["data.target=energy"],
+    "forces": ["data.target=energy", "loss.force_weight=auto"],
+    "adsorption": ["data.target=y_relaxed"],
+}
+"""Configuration of each task."""
 
 
 def train_command(
-    config: Path = typer.Argument(
-        ...,
-        help="YAML file, as 'molflt config PRESET' prints it, or PRESET; - for standard input.",
+    config: str = typer.Argument(
+        None,
+        help="PRESET, or a YAML file as 'molflt config PRESET' prints it; - for standard input.  [default: that of "
+        "the task: forces, or small]",
         show_default=False,
     ),
     overrides: list[str] = typer.Argument(None, help="key.sub=value, as often as needed.", show_default=False),
+    task: Task = typer.Option(
+        None, help="Quantity to learn.  [default: found in the file given with --train]", show_default=False
+    ),
+    train: str = typer.Option(None, "--train", metavar="FILE", help="Structures to train on.", show_default=False),
+    val: str = typer.Option(None, "--val", metavar="FILE", help="Structures to validate on.", show_default=False),
+    energy_key: str = typer.Option(
+        None, help="Name of the energy in the files, as in REF_energy.", show_default=False
+    ),
+    forces_key: str = typer.Option(None, help="Name of the forces in the files.", show_default=False),
+    unit: EnergyUnit = typer.Option(None, help="Unit of the energies in the files.", show_default=False),
     out: Path = typer.Option(..., "--out", "-o", help="Run directory to create or continue.", show_default=False),
     resume: Literal["never", "auto"] = typer.Option(
-        "never", help="auto: continue the run in --out from its last finished epoch, as if never interrupted."
+        "never", help="auto: resume the run in --out after its last finished epoch."
     ),
     compile_: Compile = typer.Option(None, "--compile", help="Short for trainer.compile=.", show_default=False),
     cache: str = typer.Option(None, help="Short for data.cache=: where large data are prepared.", show_default=False),
     report: bool = typer.Option(True, "--report/--no-report", help="Write report.html at the end."),
 ) -> None:
-    """Train an energy model.
+    """Train a model of energies, of energies and forces, or of adsorption energies.
 
     The run directory gets best.safetensors and last.safetensors (models), report.html, metrics.csv and
-    metrics.jsonl (one record per validated epoch), config.yaml, last.ckpt and previous.ckpt (to
-    continue from).
+    metrics.jsonl (one record per validated epoch), config.yaml, and checkpoints for resuming.
 
     With trainer.devices=N there is one process for each device; torchrun and srun may start them as well.
 
-    Example: molflt train tiny.yaml --out runs/tiny trainer.max_epochs=5 model.attention.spectrum=sampled
+    Example: molflt train --task forces --train train.extxyz --val val.extxyz --out runs/mine
     """
     # Late imports: help should come at once, and a mistake in the configuration soon.
     from molflt.training.launch import is_first_process
@@ -43,8 +62,25 @@ def train_command(
     first = is_first_process()
     short = {"trainer.compile": compile_, "data.cache": cache}
     overrides = [*(overrides or []), *(f"{key}={value}" for key, value in short.items() if value)]
+    base: str | None = config
+    if base is not None and "=" in base and not Path(base).exists():
+        overrides.insert(0, base)
+        base = None
+    given = {"train": train, "val": val, "label": energy_key, "force_label": forces_key, "unit": unit}
+    overrides = [*(f"data.{key}={json.dumps(value)}" for key, value in given.items() if value), *overrides]
     try:
-        _train(config, overrides, out, resume == "auto", report and first)
+        if task is None and train is not None:
+            task = "forces" if forces_key else _task_of(train)
+            if first:
+                say(f"task: {task}, by the labels in {train}; --task chooses another")
+        if task is not None:
+            overrides = [*_TASKS[task], *overrides]
+        elif base is None:
+            raise InputError(
+                "nothing to train on: give --train FILE --val FILE, or a preset: molflt config lists them"
+            )
+        preset = "forces" if task == "forces" else "small"
+        _train(Path(base or preset), overrides, out, resume == "auto", report and first)
     except InputError as error:
         if first:
             raise
@@ -63,9 +99,19 @@ def train_command(
     except (KeyboardInterrupt, SystemExit) as stop:
         code = stop.code if isinstance(stop, SystemExit) else 130
         if first:
-            message = f"Stopped. To go on, repeat the command with --resume auto (run directory {out})."
+            message = f"Stopped. To resume, repeat the command with --resume auto (run directory {out})."
             errors.print(message, markup=False)
         raise typer.Exit(code if isinstance(code, int) else 1) from None
+
+
+def _task_of(path: str) -> Task:
+    """Choose the task by the labels of a file's first structure."""
+    from molflt.data.open import open_dataset
+    from molflt.data.reading import ReadOptions
+    from molflt.files import resolve_path
+
+    first = open_dataset(resolve_path(path), ReadOptions(True, conformers=1, accept_unconverged=True))[0]
+    return "adsorption" if "y_relaxed" in first else "forces" if "forces" in first else "energy"
 
 
 def _say(line: str) -> None:
@@ -103,7 +149,7 @@ def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: 
 def config_command(
     preset: str = typer.Argument(None, help="A preset's name; leave it out to see them.", show_default=False),
 ) -> None:
-    """Print a complete YAML configuration. It trains on the bundled data as it stands; that of forces on your files.
+    """Print a complete YAML configuration. Presets train on the bundled data; forces, on your files.
 
     Without a name, lists the presets.
 
@@ -121,6 +167,6 @@ def config_command(
     header = (
         f"molflt preset '{preset}': {PRESETS[preset]['summary']}.\n"
         "Train with: molflt train THIS_FILE --out RUN_DIR [key.sub=value ...]\n"
-        "model.attention=local, =performer, =lara, =softmax or another name of the README swaps the attention."
+        "model.attention=local, =performer, =softmax or another name of docs/config.md swaps the attention."
     )
     typer.echo(to_yaml(preset_config(preset), header), nl=False)

@@ -33,7 +33,7 @@ class ModelConfig(BaseModel):
     auxiliary_head: bool = Field(True, description="predict the relaxed displacement as a training signal")
     read_out: Literal["auto", "all", "contact"] = Field(
         "auto",
-        description="whose energies are summed: contact, those of an adsorbate and of the surface near it; auto: "
+        description="atoms whose energies are summed: contact, an adsorbate and the surface near it; auto: "
         "contact where y_relaxed is learnt and every training structure is an adsorbate on a surface, else all",
     )
     charges: int = Field(
@@ -125,6 +125,6 @@ class Uncertainty(BaseModel):
     def __str__(self) -> str:
         one, wide = (self.multiples[LEVELS.index(level)] for level in (ONE_SIGMA, WIDE))
         return (
-            f"{ONE_SIGMA:.0%} of the errors on {self.data} ({self.n_structures:,} structures) are smaller, "
-            f"{WIDE:.0%} smaller than {wide / one:.1f} times it"
+            f"± is a {ONE_SIGMA:.0%} interval calibrated on {self.data} ({self.n_structures:,} structures); "
+            f"×{wide / one:.1f} gives {WIDE:.0%}"
         )

@@ -20,7 +20,7 @@ from molflt.data.labels import ENERGY_UNITS, LabelSpec, checked_force_unit
 from molflt.data.open import open_dataset, structures_of
 from molflt.data.quality.screen import Screening
 from molflt.data.reading import DEFAULT, ReadOptions
-from molflt.errors import InputError
+from molflt.errors import InputError, renamed
 from molflt.files import resolve_path
 from molflt.model.config import Uncertainty
 from molflt.model.file import LoadedModel
@@ -115,9 +115,11 @@ class Evaluation:
         return self.prediction.energies
 
     @property
-    def std(self) -> np.ndarray | None:
-        """(n,) eV, see :attr:`molflt.prediction.output.Prediction.std`."""
-        return self.prediction.std
+    def uncertainty_eV(self) -> np.ndarray | None:  # noqa: N802 (one name everywhere)
+        """(n,) eV, see :attr:`molflt.prediction.output.Prediction.uncertainty_eV`."""
+        return self.prediction.uncertainty_eV
+
+    std = renamed("std", "uncertainty_eV")
 
     @property
     def error(self) -> np.ndarray:
@@ -156,7 +158,7 @@ class Evaluation:
         Raises:
             InputError: see :func:`molflt.prediction.metrics.calibrate`.
         """
-        return None if self.std is None else calibrate(self.predicted, self.std, self.expected)
+        return None if self.uncertainty_eV is None else calibrate(self.predicted, self.uncertainty_eV, self.expected)
 
     @property
     def mae(self) -> float:
@@ -180,7 +182,9 @@ class Evaluation:
             raise InputError("to_pandas: pandas is not installed; pip install pandas") from error
         columns = {"name": self.table.names, "formula": self.table.formulas, "n_atoms": self.table.sizes}
         columns |= {"expected": self.expected, "predicted": self.predicted, "error": self.error}
-        return DataFrame(columns if self.std is None else columns | {"std": self.std})
+        return DataFrame(
+            columns if self.uncertainty_eV is None else columns | {"uncertainty_eV": self.uncertainty_eV}
+        )
 
     def worst(self, n: int = 10) -> list[int]:
         """Return the places of the structures with the largest errors, the worst first."""
@@ -274,7 +278,7 @@ def measured(model: Model | Sequence[LoadedModel], data: str, **given: Any) -> t
     members = model.members if isinstance(model, Model) else list(model)
     device = {"device": str(model.device)} if isinstance(model, Model) else {}
     found = evaluate(calibrated(members, None), data, forces=False, **{**device, **given})
-    spread = np.zeros(len(found)) if found.std is None else found.std
+    spread = np.zeros(len(found)) if found.uncertainty_eV is None else found.uncertainty_eV
     return measure(found.predicted, spread, found.expected, len(members), data), found
 
 

@@ -16,7 +16,7 @@ from molflt.files import sole_writer
 from molflt.model.config import Uncertainty
 from molflt.model.file import LoadedModel, load_model, load_models, save_model
 from molflt.terminal_text import shown
-from molflt.vocabulary import MethodName
+from molflt.vocabulary import QUANTITIES, MethodName
 
 BEST, MEMBER = "best.safetensors", "member-"
 PRETRAINED_PREFIX = "pretrained:"
@@ -47,7 +47,7 @@ def member_paths(path: ModelPath) -> list[Path]:
     unfinished = [member.name for member in members if not (member / BEST).exists()]
     if unfinished:
         raise InputError(
-            f"{path}: {', '.join(unfinished)} of its {len(members)} members have no {BEST} yet; go on with "
+            f"{path}: {', '.join(unfinished)} of its {len(members)} members have no {BEST} yet; resume with "
             f"'molflt train {path / 'config.yaml'} --out {path} --resume auto'"
         )
     return [member / BEST for member in members]
@@ -112,7 +112,21 @@ def meaning_of_uncertainty(members: Sequence[LoadedModel]) -> str | None:
     """Describe in words the uncertainty given with a prediction; None if there is none."""
     if (known := uncertainty_of(members)) is not None:
         return str(known)
-    return f"standard deviation over the {len(members)} members of the ensemble" if len(members) > 1 else None
+    return (
+        f"± is the standard deviation over the {len(members)} members of the ensemble" if len(members) > 1 else None
+    )
+
+
+def provenance(members: Sequence[LoadedModel]) -> dict[str, str]:
+    """State quantity, level of theory and error of a model, the last two from the card beside its file."""
+    metadata, card = members[0].metadata, members[0].path.with_suffix(".md")
+    found = {
+        "quantity": f"{QUANTITIES[metadata.target]}, eV",
+        "level of theory": f"that of {metadata.training_data.path}",
+    }
+    lines = card.read_text(encoding="utf-8").splitlines() if card.exists() else []
+    stated = dict(line.split(": ", 1) for line in lines if line.startswith(("Level of theory: ", "Error: ")))
+    return found | {key.lower(): text for key, text in stated.items()}
 
 
 def calibrated(members: Sequence[LoadedModel], known: Uncertainty | None) -> list[LoadedModel]:

@@ -81,7 +81,7 @@ class Model:
         structures: Any,
         *,
         on_error: OnError = "raise",
-        return_std: bool = False,
+        return_uncertainty: bool = False,
         forces: bool = False,
         per_atom: bool = False,
         embeddings: bool = False,
@@ -89,6 +89,7 @@ class Model:
         tags: TagConvention = "auto",
         allow_charged: bool = False,
         conformers: int = CONFORMERS,
+        return_std: bool = False,
     ) -> Any:
         """Predict energies, in the order of the entries.
 
@@ -97,8 +98,8 @@ class Model:
                 under the vocabulary; or one of them. A file gives as many energies as it holds structures.
             on_error: ``raise`` names every bad entry by its index; ``skip`` warns, and gives NaN, or an empty array,
                 in its place.
-            return_std: give the uncertainty as well: the bound that 68 % of the errors are below if the file has it,
-                else the standard deviation over the members of an ensemble.
+            return_uncertainty: give the uncertainty, eV, as well: the half-width of the 68 % interval if the file has
+                it, else the standard deviation over the members of an ensemble.
             forces: give forces, (n_atoms, 3) eV/Å for each structure, as well.
             per_atom: give each atom's term of the energy, (n_atoms,) eV, as well.
             embeddings: give the encoder's embedding of each atom, (n_atoms, dim), as well.
@@ -107,20 +108,24 @@ class Model:
             allow_charged: treat ions and radicals as if they were neutral and closed-shell.
             conformers: number to make of a molecule without positions. The energy of a molecule with several
                 conformers is that of the lowest.
+            return_std: deprecated name of ``return_uncertainty``.
 
         Returns:
-            (n_structures,) eV, float64; with ``return_std`` a pair of those. With any of ``forces``, ``per_atom`` and
-            ``embeddings``, a :class:`~molflt.prediction.output.Prediction`, which has ``energies`` and, if known,
-            ``std`` as well.
+            (n_structures,) eV, float64; with ``return_uncertainty`` a pair of those. With any of ``forces``,
+            ``per_atom`` and ``embeddings``, a :class:`~molflt.prediction.output.Prediction`, which has ``energies``
+            and, if known, ``uncertainty_eV`` as well.
 
         Raises:
-            InputError: an entry cannot be read or computed; no uncertainty is known for ``return_std``; the model has
+            InputError: an entry cannot be read or computed; no uncertainty is known; the model has
                 no forces; or embeddings of an ensemble.
         """
         if on_error not in ("raise", "skip"):
             raise InputError(f"on_error={on_error!r}: choose 'raise' or 'skip'")
-        if return_std and meaning_of_uncertainty(self.members) is None:
-            raise InputError("return_std=True needs an ensemble: train one with ensemble=4, or load several models")
+        if return_std:
+            warnings.warn("return_std is now return_uncertainty", DeprecationWarning, stacklevel=2)
+            return_uncertainty = True
+        if return_uncertainty and meaning_of_uncertainty(self.members) is None:
+            raise InputError("no uncertainty is known: train an ensemble (ensemble=4), or load several models")
         entries = [structures] if _is_one(structures) else list(structures)
         options = self.reading(ReadOptions(allow_charged, conformers, tags=tags, on_bad="skip"))
         datasets: list[StructureDataset] = []
@@ -147,7 +152,7 @@ class Model:
             warnings.warn(f"{message}\nTheir energies are NaN", stacklevel=2)
         if forces or per_atom or embeddings:
             return found
-        return (found.energies, found.std) if return_std else found.energies
+        return (found.energies, found.uncertainty_eV) if return_uncertainty else found.energies
 
     def reading(self, options: ReadOptions) -> ReadOptions:
         """Adapt reading options to the model; labels and their convergence are ignored."""

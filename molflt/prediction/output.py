@@ -16,19 +16,25 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io.extxyz import per_atom_properties
 from torch_geometric.data import Data
 
 from molflt.data.dataset import StructureDataset
-from molflt.errors import InputError, listed
+from molflt.errors import InputError, listed, renamed
 from molflt.files import atomic_file, sole_writer
 from molflt.terminal_text import printable
 from molflt.vocabulary import OC20Split
 
-FORMATS = (".csv", ".extxyz", ".npz")
+FORMATS = (".csv", ".extxyz", ".xyz", ".npz")
+STRUCTURES = (".extxyz", ".xyz")
+"""Formats that hold the structures as well: extended xyz by either name."""
 _STANDARD_INPUT = re.compile(r"-#\d+( \([^|!]*\))?")
 """Names of structures from standard input, which no spreadsheet evaluates as a formula."""
 BY_ATOM = ("forces", "atomic_energies", "embeddings")
 """Fields of a prediction that hold one array per structure."""
+_ASE = {"forces": "forces", "atomic_energies": "energies"}
+"""Their names among the results of ASE's calculators."""
 
 
 class Conformers(NamedTuple):
@@ -53,7 +59,7 @@ class Prediction:
         energies: (n_structures,) eV, float64; the mean over the members of an ensemble; NaN for failures.
         names: where each structure came from.
         contractions: how the far field was computed ("waves") and for how many structures.
-        std: (n_structures,) eV: the bound that 68 % of the errors are below, if the model's file has it; else the
+        uncertainty_eV: (n_structures,) eV: half-width of the 68 % interval if the model's file has it; else the
             standard deviation over the members (n − 1 in the denominator), or None for one model. It is measured on
             structures inside the domain, and does not hold for others, which have an entry in ``warnings``.
         failures: reasons for which structures were skipped, by index.
@@ -73,7 +79,7 @@ class Prediction:
     energies: np.ndarray
     names: list[str]
     contractions: Counter[str]
-    std: np.ndarray | None = None
+    uncertainty_eV: np.ndarray | None = None  # noqa: N815 (as in files)
     failures: dict[int, str] = field(default_factory=dict)
     forces: list[np.ndarray] | None = None
     info: list[Mapping[str, Any]] = field(default_factory=list)
@@ -85,6 +91,7 @@ class Prediction:
     conformers: dict[int, Conformers] = field(default_factory=dict)
     warnings: dict[int, str] = field(default_factory=dict)
     about: dict[int, str] = field(default_factory=dict)
+    std = renamed("std", "uncertainty_eV")
 
     @property
     def far_field(self) -> str:
@@ -103,8 +110,8 @@ class Prediction:
         changed: dict[str, Any] = lists | {
             name: {i: of[k] for i, k in enumerate(places) if k in of} for name, of in known.items()
         }
-        std = None if self.std is None else self.std[places]
-        return replace(self, energies=self.energies[places], std=std, **changed)
+        width = None if self.uncertainty_eV is None else self.uncertainty_eV[places]
+        return replace(self, energies=self.energies[places], uncertainty_eV=width, **changed)
 
     def of_conformers(self) -> str | None:
         """Summarise conformers in a line: how many, and the spread of energies; None without any."""
@@ -124,9 +131,9 @@ class Prediction:
         found = []
         if lines := [f"{self.names[i]}: {reason}" for i, reason in sorted(self.warnings.items())]:
             of = f"of {len(self.names):,} structure{'s' * (len(self.names) != 1)}"
-            uncovered = "" if self.std is None else ", and ± does not cover it"
+            uncovered = "" if self.uncertainty_eV is None else ", and ± does not apply"
             verb = "are" if len(lines) != 1 else "is"
-            what = f"{len(lines):,} {of} {verb} doubtful; the energies may mean little{uncovered}"
+            what = f"{len(lines):,} {of} {verb} outside the training domain; energies are unreliable{uncovered}"
             found.append(listed(what, lines, most=5))
         if n := self.n_in_parts:
             batches = f"{n} whole batch{'es' * (n != 1)}"
@@ -150,8 +157,9 @@ def joined(parts: Iterable[Prediction]) -> Prediction:
         whole.contractions += part.contractions
         whole.elements |= part.elements
         whole.n_in_parts += part.n_in_parts
-    if parts and all(part.std is not None for part in parts):
-        whole.std = np.concatenate([part.std for part in parts if part.std is not None])
+    widths = [part.uncertainty_eV for part in parts if part.uncertainty_eV is not None]
+    if parts and len(widths) == len(parts):
+        whole.uncertainty_eV = np.concatenate(widths)
     for name in BY_ATOM:
         if parts and all(name in part.by_atom for part in parts):
             setattr(whole, name, [values for part in parts for values in part.by_atom[name]])
@@ -203,8 +211,9 @@ def write_predictions(
 
     Args:
         path: ``.csv`` (name, energy, and every column or property of the inputs, ``input_NAME`` where the name is
-            taken; an apostrophe before text that a spreadsheet would evaluate), ``.extxyz`` (the structures with all
-            data from their files, the energy in ``info``; a warning names what the format cannot hold), or ``.npz``.
+            taken; an apostrophe before text that a spreadsheet would evaluate), ``.extxyz`` or ``.xyz`` (the
+            structures with all data from their files, predictions as results of a calculator, and ``input_NAME``
+            for results in the file; a warning names what the format cannot hold), or ``.npz``.
         prediction: of the structures; those that failed keep their place in csv and npz, with NaN for an energy, and
             are left out of extxyz.
         structures: in the same order; None suffices for csv and npz.
@@ -215,7 +224,7 @@ def write_predictions(
     Raises:
         InputError: extxyz without structures.
     """
-    if structures is None and path.suffix == ".extxyz":
+    if structures is None and path.suffix in STRUCTURES:
         raise InputError(f"{path}: extxyz holds structures, and there are energies only; choose csv or npz")
     # Of four runs that make one file, each reads the results of the others.
     with sole_writer(path, wait=True) if oc20_split else nullcontext(), atomic_file(path) as temporary:
@@ -225,7 +234,7 @@ def write_predictions(
                 columns = _columns(prediction, target)
                 writer.writerow(columns)
                 writer.writerows(zip(*columns.values(), strict=True))
-        elif path.suffix == ".extxyz":
+        elif path.suffix in STRUCTURES:
             from molflt.data.extras import extra_of
             from molflt.data.extxyz_output import write_extxyz
             from molflt.data.text import Notes
@@ -241,9 +250,9 @@ def write_predictions(
                             notes.add(f"extxyz has no place for {what}", prediction.names[i])
             notes.give()
         elif oc20_split is None:
-            arrays = {"name": np.asarray(prediction.names), "energy": prediction.energies}
-            if prediction.std is not None:
-                arrays["std"] = prediction.std
+            arrays = {"name": np.asarray(prediction.names), "energy": prediction.energies, "unit": np.asarray("eV")}
+            if prediction.uncertainty_eV is not None:
+                arrays["uncertainty_eV"] = prediction.uncertainty_eV
             if prediction.warnings:
                 arrays["warning"] = np.asarray([prediction.warnings.get(i, "") for i in range(len(prediction.names))])
             np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
@@ -263,8 +272,8 @@ def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:
         "name": [_no_formula(name or record) for name, record in zip(own, prediction.names, strict=True)],
         f"{target}_eV": [repr(e) for e in prediction.energies.tolist()],
     }
-    if prediction.std is not None:
-        columns["std_eV"] = [repr(s) for s in prediction.std.tolist()]
+    if prediction.uncertainty_eV is not None:
+        columns["uncertainty_eV"] = [repr(s) for s in prediction.uncertainty_eV.tolist()]
     places = range(len(prediction.names))
     if prediction.conformers:
         columns["conformers"] = [str(c.n) if (c := prediction.conformers.get(i)) else "1" for i in places]
@@ -280,6 +289,9 @@ def _columns(prediction: Prediction, target: str) -> dict[str, list[str]]:
     for key in dict.fromkeys(key for given in info for key in given if key != "name"):
         column = f"input_{key}" if key in columns else key
         columns[_no_formula(column)] = [_cell(given.get(key, "")) for given in info]
+    if "uncertainty_eV" in columns:
+        # Deprecated, for one release.
+        columns.setdefault("std_eV", columns["uncertainty_eV"])
     return columns
 
 
@@ -312,10 +324,13 @@ def _with_prediction(structure: Data, prediction: Prediction, i: int, target: st
     if i in prediction.warnings:
         atoms.info["warning"] = prediction.warnings[i]
     atoms.info[f"predicted_{target}"] = float(prediction.energies[i])
-    if prediction.std is not None:
-        atoms.info[f"predicted_{target}_std"] = float(prediction.std[i])
-    for key, values in prediction.by_atom.items():
-        atoms.set_array(f"predicted_{key}", values[i])
+    if prediction.uncertainty_eV is not None:
+        atoms.info["uncertainty_eV"] = float(prediction.uncertainty_eV[i])
+    given = getattr(atoms.calc, "results", {})
+    for key, value in given.items():
+        (atoms.arrays if key in per_atom_properties else atoms.info)[f"input_{key}"] = value
+    atoms.calc = SinglePointCalculator(atoms, energy=float(prediction.energies[i]))
+    atoms.calc.results |= {_ASE[key]: values[i] for key, values in prediction.by_atom.items() if key in _ASE}
     return atoms
 
 

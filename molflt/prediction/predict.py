@@ -227,7 +227,7 @@ def _predict_batch(
         for name, value in of_atoms[position, lowest].items():
             found.by_atom[name][position] = value
     if known is not None or len(models) > 1:
-        found.std = spread if known is None else known.half_width(spread)
+        found.uncertainty_eV = spread if known is None else known.half_width(spread)
     return found
 
 
@@ -316,8 +316,7 @@ def doubt_of_forces(metadata: ModelMetadata) -> str | None:
     if trained or (metadata.domain is not None and metadata.domain.knows_displaced):
         return None
     return (
-        "this model was trained without forces, and on no structure in many geometries: its energy away from "
-        "its training structures is a guess, and a relaxation or dynamics leads nowhere. Train with forces "
-        "(loss.force_weight=1) or on displaced geometries; meanwhile relax by another method, and predict "
-        "the energy of the result"
+        "this model was trained without forces, and each of its training structures in one geometry only: its "
+        "forces are unreliable, and so are relaxations and dynamics with it. Train on forces (molflt train --task "
+        "forces) or on displaced geometries; or relax by another method and predict the energy of the result"
     )

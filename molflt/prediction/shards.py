@@ -187,9 +187,7 @@ def merge(paths: Iterable[Path]) -> tuple[Prediction, str]:
         for path, content in shards
         if content.n_done < content.header.n_structures
     ]:
-        raise InputError(
-            f"not complete: {', '.join(unfinished)}; repeat the command of each, and it goes on from there"
-        )
+        raise InputError(f"not complete: {', '.join(unfinished)}; repeat the command of each to resume")
     return joined(part for _, content in shards for part in content.parts), first.target
 
 
@@ -215,7 +213,7 @@ class ShardHeader(BaseModel):
             "inputs": "other inputs, or inputs that have changed since",
             "n_shards": f"another number of shards ({other.n_shards}, not {self.n_shards})",
             "max_atoms": f"another --max-atoms ({other.max_atoms}, not {self.max_atoms})",
-            "frequencies": "another --frequencies",
+            "frequencies": "another --far-field-method",
             "target": "another model",
         }
         return next((text for key, text in words.items() if getattr(self, key) != getattr(other, key)), None)
@@ -229,7 +227,7 @@ class _Part(BaseModel):
     names: list[str]
     ids: list[str]
     energies: list[float]
-    std: list[float] | None
+    uncertainty_eV: list[float] | None  # noqa: N815 (as in files)
     failures: dict[int, str]
     info: list[dict[str, str]]
     elements: set[Annotated[int, Field(ge=1, le=MAX_ATOMIC_NUMBER)]]
@@ -240,7 +238,8 @@ class _Part(BaseModel):
     @model_validator(mode="after")
     def _of_one_length(self) -> _Part:
         n = len(self.names)
-        lengths = {len(column) for column in (self.info, self.ids, self.energies, self.std) if column is not None}
+        columns = (self.info, self.ids, self.energies, self.uncertainty_eV)
+        lengths = {len(column) for column in columns if column is not None}
         if lengths != {n} or not all(0 <= i < n for i in (*self.failures, *self.conformers, *self.warnings)):
             raise ValueError("columns of different lengths")
         return self
@@ -249,7 +248,8 @@ class _Part(BaseModel):
     def of(cls, part: Prediction) -> _Part:
         values = {name: getattr(part, name) for name in cls.model_fields}
         values["energies"] = part.energies.tolist()
-        values["std"] = None if part.std is None else part.std.tolist()
+        if part.uncertainty_eV is not None:
+            values["uncertainty_eV"] = part.uncertainty_eV.tolist()
         values["info"] = [
             {printable(key): printable(str(value)) for key, value in info.items() if np.ndim(value) == 0}
             for info in part.info
@@ -258,8 +258,8 @@ class _Part(BaseModel):
 
     def prediction(self) -> Prediction:
         values: dict[str, Any] = dict(self)
-        std = None if self.std is None else np.array(self.std, dtype=np.float64)
-        known = {"energies": np.array(self.energies, dtype=np.float64), "std": std}
+        given = {"energies": self.energies, "uncertainty_eV": self.uncertainty_eV}
+        known = {key: None if of is None else np.array(of, dtype=np.float64) for key, of in given.items()}
         return Prediction(**{**values, **known, "contractions": Counter(self.contractions)})
 
 

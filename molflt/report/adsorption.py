@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from molflt.adsorption import Adsorption, doubts_of
+from molflt.adsorption import PLACING, Adsorption, doubts_of
 from molflt.data.ase import to_atoms
 from molflt.data.extxyz_output import write_extxyz
 from molflt.data.tables import described
 from molflt.files import atomic_file
-from molflt.prediction.members import meaning_of_uncertainty
+from molflt.prediction.members import provenance
 from molflt.prediction.model import Model
 from molflt.report.figures import draw_adsorption, figure
-from molflt.report.page import Page, energy, svg
+from molflt.report.page import Page, svg
 from molflt.report.viewer import structure_view
 
 _COUNTS = ("site", "guesses", "inside")
@@ -26,7 +26,7 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
     """Write the adsorption energies of a molecule, atomically; the suffix decides the format.
 
     Args:
-        path: ``.csv`` (a row for each metal), ``.extxyz`` (the guess that counts on each) or ``.html`` (a
+        path: ``.csv`` (a row for each metal), ``.extxyz`` or ``.xyz`` (the guess that counts on each) or ``.html`` (a
             page with a chart, a table and those guesses in 3D).
         results: of one molecule.
         model: the model that predicted them.
@@ -39,7 +39,7 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
             writer = csv.writer(handle)
             writer.writerow(("molecule", "metal", "surface", "y_relaxed_eV", "uncertainty_eV", "lowest_eV", *_COUNTS))
             for one in results:
-                energies = one.energy, one.uncertainty, one.lowest
+                energies = one.energy, one.uncertainty_eV, one.lowest
                 counts = one.guess.site, len(one.guesses), int(one.inside.sum())
                 writer.writerow((one.molecule, one.metal, one.face, *energies, *counts))
         else:
@@ -51,7 +51,7 @@ def write_adsorption(path: Path, results: Sequence[Adsorption], model: Model) ->
                     "metals": one.metal,
                     "site": one.guess.site,
                     "predicted_y_relaxed": one.energy,
-                    "uncertainty": one.uncertainty,
+                    "uncertainty_eV": one.uncertainty_eV,
                 }
                 write_extxyz(handle, atoms)
 
@@ -61,9 +61,9 @@ def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, .
     return [
         (
             f"{one.metal}{one.face[3:]}",
-            f"{one.energy:.3f}".replace("-", minus),
-            f"{one.uncertainty:.3f}" if np.isfinite(one.uncertainty) else "–",
-            f"{one.lowest:.3f}".replace("-", minus),
+            f"{one.energy:.2f}".replace("-", minus) if one.is_inside else "outside",
+            f"{one.uncertainty_eV:.2f}" if np.isfinite(one.uncertainty_eV) and one.is_inside else "–",
+            f"{one.lowest:.2f}".replace("-", minus) if one.is_inside else "–",
             one.guess.site,
             f"{one.inside.sum():,} of {len(one.guesses):,}",
         )
@@ -73,12 +73,14 @@ def rows(results: Sequence[Adsorption], minus: str = "−") -> list[tuple[str, .
 
 def about_uncertainty(model: Model) -> str:
     """Explain the column ± in words."""
-    return meaning_of_uncertainty(model.members) or "not known of this model"
+    if model.uncertainty is not None:
+        own = f"the model's 68 % interval, calibrated on {model.uncertainty.data},"
+    else:
+        own = "the spread of the members" if len(model.members) > 1 else "nothing known of the model"
+    return f"± combines {own} with {PLACING:g} eV for the choice of the placement"
 
 
-GUESSED = "with the guesses, 68% of pretrained:fg's errors on 112 structures were below 0.11 eV"
-"""From docs/results/adsorb_guesses.csv."""
-HEAD = ("surface", "E / eV", "± / eV", "lowest / eV", "site", "guesses inside")
+HEAD = ("surface", "E / eV", "± / eV", "lowest / eV", "site", "placements inside")
 
 
 def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None:
@@ -90,13 +92,13 @@ def _write_page(path: Path, results: Sequence[Adsorption], model: Model) -> None
         chart=svg(figure(draw_adsorption, results)),
         table={"head": HEAD, "rows": rows(results)},
         uncertainty=about_uncertainty(model),
-        guessed=GUESSED,
+        level=provenance(model.members)["level of theory"],
         doubt=doubts_of(results),
         cards=[
             {
                 "name": f"{one.metal}{one.face[3:]}",
-                "about": f"{one.guess.site}; {one.inside.sum():,} of {len(one.guesses):,} guesses inside the domain",
-                "energy": energy(one.energy),
+                "about": f"{one.guess.site}; {one.inside.sum():,} of {len(one.guesses):,} placements inside",
+                "energy": f"{one.energy:.2f} eV".replace("-", "−") if one.is_inside else "outside",
                 "figure": structure_view(page, one.guess.structure),
             }
             for one in results

@@ -209,7 +209,7 @@ def draw_parity(sets: Sequence[Evaluation], target: str, axes: Axes) -> None:
     _energies(axes, sets, target, [s.predicted - s.table.references for s in sets])
     _square(axes, limits(sets))
     numbers = [f"{plain(s.name)}: {len(s):,} structures, MAE {s.metrics.energy_mae:.4f} eV" for s in sets]
-    axes.set(ylabel="predicted", title="\n".join(numbers))
+    axes.set(ylabel="predicted / eV", title="\n".join(numbers))
 
 
 def draw_residuals(sets: Sequence[Evaluation], target: str, axes: Axes) -> None:
@@ -225,8 +225,8 @@ def _energies(axes: Axes, sets: Sequence[Evaluation], target: str, values: Seque
     with_bars = sum(map(len, sets)) <= MOST_ERROR_BARS
     for s, y, chosen, colour in zip(sets, values, shown(sets), palette(len(sets)), strict=True):
         x = s.expected - s.table.references
-        if s.std is not None and with_bars:
-            axes.errorbar(x, y, s.std, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5)
+        if s.uncertainty_eV is not None and with_bars:
+            axes.errorbar(x, y, s.uncertainty_eV, fmt="none", ecolor=colour, elinewidth=0.6, alpha=0.5)
         line = _points(axes, x[chosen], y[chosen], s.name, colour)
         line.texts = [_about(s, k) for k in chosen]
     less = " − references" if any(s.table.references.any() for s in sets) else ""
@@ -234,7 +234,7 @@ def _energies(axes: Axes, sets: Sequence[Evaluation], target: str, values: Seque
 
 
 def _about(s: Evaluation, k: int) -> str:
-    spread = "" if s.std is None else f" ± {s.std[k]:.4f}"
+    spread = "" if s.uncertainty_eV is None else f" ± {s.uncertainty_eV[k]:.4f}"
     numbers = f"expected {s.expected[k]:.4f} eV, error {s.error[k]:+.4f}{spread} eV"
     return f"{s.table.names[k]}\n{s.table.formulas[k]}\n{numbers}"
 
@@ -264,7 +264,7 @@ def draw_forces(sets: Sequence[Evaluation], axes: Axes) -> None:
         _points(axes, expected[k], predicted[k], s.name, colour)
     _square(axes, (-1.04 * longest or -0.1, 1.04 * longest or 0.1))
     numbers = [f"{plain(s.name)}: RMSE {f.force_rmse:.4f} eV/Å" for s, _, _ in found if (f := s.force_metrics)]
-    axes.set(xlabel="expected force component / eV Å⁻¹", ylabel="predicted", title="\n".join(numbers))
+    axes.set(xlabel="expected force component / eV Å⁻¹", ylabel="predicted / eV Å⁻¹", title="\n".join(numbers))
 
 
 def draw_groups(found: GroupErrors, group: str, axes: Axes) -> None:
@@ -280,7 +280,7 @@ def draw_groups(found: GroupErrors, group: str, axes: Axes) -> None:
 
 def draw_adsorption(results: Sequence[Adsorption], axes: Axes) -> None:
     """Draw adsorption energies of a molecule as bars, with their uncertainties if known."""
-    energies, spread = (np.array([getattr(one, name) for one in results]) for name in ("energy", "uncertainty"))
+    energies, spread = (np.array([getattr(one, name) for one in results]) for name in ("energy", "uncertainty_eV"))
     bars: dict[str, Any] = {"yerr": spread, "error_kw": {"ecolor": "#333333"}} if np.isfinite(spread).all() else {}
     axes.bar(np.arange(len(results)), energies, 0.8, color=OKABE_ITO[0], **bars)
     axes.axhline(0, color=_DARK, linewidth=0.8)
@@ -289,7 +289,7 @@ def draw_adsorption(results: Sequence[Adsorption], axes: Axes) -> None:
 
 
 def _name_bars(axes: Axes, names: Sequence[str]) -> None:
-    long = max(map(len, names)) > 6
+    long = max(map(len, names)) > 8
     axes.set_xticks(range(len(names)), [plain(name) for name in names], rotation=90 if long else 0)
     axes.grid(visible=False, axis="x")
     _resize(axes, max(6.4, 0.42 * len(names)), 3.6)
@@ -299,8 +299,8 @@ def draw_coverage(sets: Sequence[Evaluation], axes: Axes) -> None:
     """Draw the share of errors within k uncertainties, beside that of a normal distribution."""
     k = np.linspace(0, 3, 61)
     for one, colour in zip(sets, palette(len(sets)), strict=True):
-        assert one.std is not None
-        share = (np.abs(one.error) <= k[:, None] * one.std).mean(axis=1)
+        assert one.uncertainty_eV is not None
+        share = (np.abs(one.error) <= k[:, None] * one.uncertainty_eV).mean(axis=1)
         axes.plot(k, share, color=colour, label=plain(one.name))
     normal = [math.erf(x / math.sqrt(2)) for x in k]
     axes.plot(k, normal, color=_GREY, linestyle="--", label="normal distribution")

@@ -129,8 +129,8 @@ def write_report(
             "force_numbers": [_force_numbers(s) for s in with_forces],
             "most_points": MOST_POINTS,
             "n_structures": n_structures,
-            "error_bars": n_structures <= MOST_ERROR_BARS and any(s.std is not None for s in sets),
-            "uncertainty": _uncertainty([s for s in sets if s.std is not None]),
+            "error_bars": n_structures <= MOST_ERROR_BARS and any(s.uncertainty_eV is not None for s in sets),
+            "uncertainty": _uncertainty([s for s in sets if s.uncertainty_eV is not None]),
             "groups": [_group(name, errors) for name, errors in groups.items()],
             "worst": [_card(page, sets[0], place) for place in sets[0].worst()],
         }
@@ -190,9 +190,9 @@ def _uncertainty(sets: Sequence[Evaluation]) -> dict[str, Any] | None:
             reasons.append(f"{evaluation.name}: {error}.")
             continue
         assert found is not None
-        assert evaluation.std is not None
+        assert evaluation.uncertainty_eV is not None
         rank = f"{found.rank_correlation:.2f}" if np.isfinite(found.rank_correlation) else "–"
-        numbers = f"{evaluation.std.mean():.4f}", f"{found.factor:.2f}", rank
+        numbers = f"{evaluation.uncertainty_eV.mean():.4f}", f"{found.factor:.2f}", rank
         rows.append([evaluation.name, f"{found.n:,}", *numbers, *(f"{share:.1%}" for share in found.coverage)])
     head = ["set", "structures", "mean ± / eV", "factor", "rank corr.", *(f"in {level:.1%}" for level in LEVELS)]
     coverage = svg(figure(figures.draw_coverage, sets))

@@ -30,7 +30,7 @@ from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.quality.domain import GEOMETRIC
 from molflt.data.reading import ReadOptions
-from molflt.errors import InputError
+from molflt.errors import InputError, renamed
 from molflt.model.compiled import compile_model, is_wanted
 from molflt.model.derivatives import derivatives
 from molflt.model.energy import EnergyModel
@@ -80,7 +80,7 @@ class MolFLTCalculator(Calculator):
 
     Attributes:
         model: the model in use; a given one is not changed.
-        energy_std: eV, of the last calculation: the bound of 68 % of the errors if the model's file states it; else
+        uncertainty_eV: of the last energy: the half-width of the 68 % interval if the model's file states it; else
             the standard deviation over the members of an ensemble (n − 1 in the denominator), or None for one model.
             It says nothing about structures outside the model's domain, for which the calculator gives warnings. In
             ``results`` it would break ASE's writers.
@@ -95,6 +95,7 @@ class MolFLTCalculator(Calculator):
     name = "molflt"
     # Both are compared at every request, and neither is used.
     ignored_changes = {"initial_magmoms", "initial_charges"}  # noqa: RUF012 (as ASE declares it)
+    energy_std = renamed("energy_std", "uncertainty_eV")
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class MolFLTCalculator(Calculator):
         self.tags = tags
         self._options = ReadOptions(allow_charged, charges=self.model.members[0].model.config.takes_ions, tags=tags)
         self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
-        self.energy_std: float | None = None
+        self.uncertainty_eV: float | None = None
         self.forces_std: np.ndarray | None = None
         self._moving = MovingBatch(self.model)
         # A given model stays as it was if these are compiled.
@@ -182,7 +183,7 @@ class MolFLTCalculator(Calculator):
         spread, known = std["energy"][0] if std else None, self.model.uncertainty
         if known is not None:
             spread = known.half_width(np.zeros(()) if spread is None else spread)
-        self.energy_std = None if spread is None else float(spread)
+        self.uncertainty_eV = None if spread is None else float(spread)
         self.forces_std = std.get("forces")
 
     def _batch(self, atoms: Atoms, name: str) -> Batch:

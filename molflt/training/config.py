@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -12,10 +13,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from molflt.data.labels import ForceUnit, LabelSpec, Target, parse_force_unit
 from molflt.data.reading import ReadOptions
-from molflt.errors import OnBad
+from molflt.errors import InputWarning, OnBad
 from molflt.model.config import ModelConfig
 from molflt.model.scale_shift import ScaleShiftKind
-from molflt.vocabulary import DIFFERENTIABLE, Compile, EnergyUnit, Per, TagConvention
+from molflt.vocabulary import DIFFERENTIABLE, Compile, EnergyUnit, OnError, Per, TagConvention
 
 
 def _given_as_text(expand: Callable[[str], Any]) -> BeforeValidator:
@@ -60,19 +61,31 @@ class DataConfig(BaseModel):
         None, description="energy of each element's free atom, in data.unit; null: fitted where references are used"
     )
     max_atoms: int = Field(1024, ge=1, description="atoms per batch and device; larger structures come alone")
-    on_bad: OnBad = Field(
-        "stop",
-        description="what to do about a structure that cannot be used (no label, NaN, coincident atoms, ...): stop, "
-        "or skip it; skipped.csv in the run folder tells which were skipped",
-    )
-    allow_charged: bool = Field(False, description="take ions and radicals as if they were neutral and closed-shell")
-    accept_unconverged: bool = Field(
-        False, description="read calculations that are not converged or were cut short as well"
+    on_error: OnError = Field(
+        "raise",
+        description="for a structure that cannot be used (no label, NaN, coincident atoms, ...): raise stops the "
+        "run, skip leaves the structure out and lists it in skipped.csv in the run folder",
     )
     cache: str | None = Field(
         None, description="folder for prepared sets, which are made of large data once; null: beside the data"
     )
+    allow_charged: bool = Field(False, description="treat ions and radicals as neutral and closed-shell")
+    accept_unconverged: bool = Field(False, description="read unconverged and unfinished calculations as well")
     num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "on_bad" in given:
+            warnings.warn("data.on_bad=stop is now data.on_error=raise, skip as before", InputWarning, stacklevel=2)
+            given = {"on_error": "raise" if given["on_bad"] == "stop" else given["on_bad"], **given}
+            del given["on_bad"]
+        return given
+
+    @property
+    def on_bad(self) -> OnBad:
+        """``on_error`` as :class:`ReadOptions` has it."""
+        return "skip" if self.on_error == "skip" else "stop"
 
     @field_validator("val")
     @classmethod
@@ -122,10 +135,10 @@ class InitConfig(BaseModel):
     model: str | None = Field(
         None,
         description="model file, run directory or pretrained:NAME; keys of model that are not given are as in it; "
-        "null: start from nothing",
+        "null: random weights",
     )
     freeze: Annotated[list[str], _given_as_text(lambda part: [part])] = Field(
-        default_factory=list, description="parts that stay as they are, as in [embedding, layers.0]"
+        default_factory=list, description="parts that are not trained, as in [embedding, layers.0]"
     )
 
     @model_validator(mode="after")
@@ -174,7 +187,7 @@ class LossConfig(BaseModel):
     energy_per: Per = Field("structure", description="whether errors of the energy count per structure or per atom")
     force_weight: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
         0.0,
-        description="weight of the force loss; 0 does not look at forces; auto: 100 where all training structures "
+        description="weight of the force loss; 0: none; auto: 100 where all training structures "
         "have one composition and one cell, 10 where they differ",
     )
     auxiliary_start: float = Field(15.0, ge=0, description="weight of the displacement loss at the start")
@@ -186,8 +199,8 @@ class LossConfig(BaseModel):
     )
     separation: Literal["auto"] | Annotated[float, Field(ge=0, le=10)] = Field(
         "auto",
-        description="for each training structure, so many compositions of distant ones, whose energies add up; auto: "
-        "0.2 where total energies of neutral isolated structures are learnt without forces",
+        description="augmentation: combinations of separated molecules per training structure; auto: 0.2 "
+        "where total energies of neutral isolated structures are learnt without forces",
     )
     noise_std: float = Field(0.05, ge=0, description="standard deviation of each atom's noise, Å")
 
@@ -222,8 +235,8 @@ class TrainerConfig(BaseModel):
     )
     on_bad_batch: Literal["stop", "skip"] = Field(
         "stop",
-        description="what to do about a batch whose loss or gradient is not a number: stop, or skip it; "
-        "bad_batches.jsonl in the run folder tells which",
+        description="for a batch whose loss or gradient is not a number: stop the run, or skip the batch; "
+        "bad_batches.jsonl in the run folder lists it",
     )
     compile: Compile = Field(
         "off",

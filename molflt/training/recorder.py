@@ -223,7 +223,7 @@ class RunRecorder(Callback):
                 fine = False
             if not fine:
                 needed = name in (BEST, LAST)
-                remedy = "start again with another '--out'" if needed else "remove it and go on without it"
+                remedy = "start again with another '--out'" if needed else "remove it and resume without it"
                 raise InputError(
                     f"{path}: is missing, damaged or older than the run, which does not write it again; {remedy}, or "
                     f"remove {self.run_dir} and start again"

@@ -134,8 +134,8 @@ def train(
         )
         if data.separation:
             say(
-                f"for each of them {data.separation:g} compositions of distant ones, whose energies add up; "
-                "loss.separation=0 if they feel each other from afar"
+                f"augmentation: {data.separation:g} combinations of separated molecules per structure; "
+                "loss.separation=0 disables it"
             )
         if config.loss.force_weight == "auto":
             say(

@@ -168,7 +168,7 @@ def _strange(found: list[tuple[str, list[Reason]]], n: int, name: str, decides: 
     lines = [f"{record}: {'; '.join(reason.text for reason in reasons)}" for record, reasons in found]
     choice = f", and {name} decides which epoch is best" if decides else ""
     what = f"{name}: {len(found):,} of {n:,} structures have something that training never saw"
-    return [listed(f"{what}; their errors mean little{choice}", lines, most=_EXAMPLES)]
+    return [listed(f"{what}; their errors are unreliable{choice}", lines, most=_EXAMPLES)]
 
 
 def _leak(training: Screening, validation: Screening, name: str) -> list[str]:

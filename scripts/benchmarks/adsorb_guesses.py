@@ -2,7 +2,8 @@
 
 Of each structure the energy is predicted from DFT's own initial geometry, and by the command, of the SMILES that
 RDKit reads off that geometry. Both are compared with DFT's energy of the relaxed structure; so are simpler choices
-among the same guesses.
+among the same guesses. The column uncertainty_eV is the model's own half-width, to which that of choosing a guess
+is to be added (``molflt.adsorption.PLACING``).
 
     MOLFLT_DATA=FOLDER python -m scripts.benchmarks.adsorb_guesses pretrained:fg
     MOLFLT_DATA=FOLDER python -m scripts.benchmarks.adsorb_guesses pretrained:fg --limit 154 --results few.csv
@@ -51,7 +52,7 @@ PREDICTIONS = {
 COLUMNS = (
     *("sid", "name", "metal", "molecule", "group", "smiles", "conformers", "y_relaxed"),
     *PREDICTIONS,
-    *("outside", "failure"),
+    *("uncertainty_eV", "outside", "failure"),
 )
 
 
@@ -125,6 +126,7 @@ def judge(atoms: Atoms, model: Model, n_guesses: int) -> dict[str, Any]:
         "inside": float(considered.min()),
         "lowest": found.lowest,
         **{f"first_{n}": float(found.energies[:n].min()) for n in (50, 20)},
+        "uncertainty_eV": float(found.uncertainties[found.best]),
         "outside": len(found.warnings) / len(found.guesses),
     }
 

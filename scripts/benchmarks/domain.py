@@ -4,7 +4,7 @@
 
 No model is trained: the rule (molflt/data/quality/domain.py) looks at structures alone. It is learnt from a part of
 a set, and asked about others: structures held out, whose share outside is that of false alarms, and structures that
-a model of that part should not be trusted with, whose share is that of catches. ``by the rest`` is the share that
+a model of that part should not be trusted with, whose share is that of catches. ``geometry only`` is the share that
 is outside by its geometry: distances, neighbours and gaps.
 """
 
@@ -49,7 +49,7 @@ def row(data: str, training: Sequence[Data], what: str, asked: Sequence[Data]) -
         outside += bool(rules)
         rest += not rules.isdisjoint(GEOMETRIC)
     n = len(asked)
-    found = {"outside": f"{outside / n:.1%}", "by the rest": f"{rest / n:.1%}"}
+    found = {"outside": f"{outside / n:.1%}", "geometry only": f"{rest / n:.1%}"}
     return {"set": data, "training": str(len(training)), "asked": what, "n": str(n), **found}
 
 

@@ -209,7 +209,8 @@ def _shards(folder: Path) -> Target:
         shard=1, n_structures=3, n_shards=1, model="m", inputs="i", max_atoms=9, frequencies=None, target="energy"
     ).model_dump()
     part = {
-        "names": ["a", "b", "c"], "ids": ["1", "2", "3"], "energies": [1.0, 2.0, 3.0], "std": [0.1, 0.2, 0.2],
+        "names": ["a", "b", "c"], "ids": ["1", "2", "3"], "energies": [1.0, 2.0, 3.0],
+        "uncertainty_eV": [0.1, 0.2, 0.2],
         "failures": {"1": "no"}, "elements": [1, 29], "contractions": {"lattice": 3}, "info": [{}, {}, {}],
         "conformers": {}, "warnings": {},
     }  # fmt: skip

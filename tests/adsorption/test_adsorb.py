@@ -9,7 +9,7 @@ import torch
 from ase.io import read
 
 import molflt
-from molflt.adsorption import Adsorption, adsorb, molecule
+from molflt.adsorption import PLACING, Adsorption, adsorb, molecule
 from molflt.adsorption.placing import METALS, guesses, surface
 from molflt.data.quality.domain import DomainFit
 from molflt.errors import InputWarning
@@ -62,7 +62,7 @@ def test_the_lowest_of_all_guesses(untrained):
         assert one.energy == one.lowest == pytest.approx(min(energies), abs=1e-5)
         assert (one.doubt, one.inside.all()) == (None, True)
         assert {int(guess.structure.tags.max()) for guess in one.guesses} == {2}
-        assert np.isnan(one.uncertainty)
+        assert np.isnan(one.uncertainty_eV)
     assert bars_of(results) == ([one.energy for one in results], None)
 
 
@@ -75,12 +75,12 @@ def test_the_lowest_of_all_guesses(untrained):
         (200, range(5), 14, False),
         (200, range(100), 104, False),
         (200, range(181), 9, True),
-        (4, (0, 1, 2), 3, False),
+        (4, (0, 1, 2), 3, True),
         (4, range(4), 0, True),
     ],
 )
 def test_which_guess_counts(n, outside, place, doubted):
-    """The ⌈m/20⌉-th lowest of the m inside; of all, with a warning, where fewer than a tenth are. Place k is k-th."""
+    """The ⌈m/20⌉-th lowest of the m inside, or of all where not a tenth is; a warning with fewer than half."""
     order = np.random.default_rng(0).permutation(n)
     energies = np.empty(n)
     energies[order] = np.linspace(-2.0, -1.0, n)
@@ -88,7 +88,7 @@ def test_which_guess_counts(n, outside, place, doubted):
     found = Adsorption("CO", "Pt", "fcc(111)", [None] * n, energies, np.zeros(n), warnings)
     assert found.best == order[place]
     assert (found.lowest, found.inside.sum()) == (-2.0, n - len(outside))
-    expected = f"Pt: {len(outside)} of {n} guesses are outside the model's domain (the first: too far)"
+    expected = f"Pt: {len(outside)} of {n} placements are outside the training domain (the first: too far)"
     assert found.doubt == (expected if doubted else None)
 
 
@@ -115,13 +115,15 @@ def test_energies_that_mean_little_are_warned_of(untrained, molflt, tmp_path):
     water = guesses(surface("Cu"), molecule("O", 0), 1, "O", 0)[0].structure
     fit.add(fit.look(0, water))
     save_model(untrained, loaded.model, loaded.metadata.model_copy(update={"domain": fit.domain()}))
-    with pytest.warns(InputWarning, match=r"and ± does not cover it\n  Cu: 4 of 4 guesses are outside"):
+    with pytest.warns(InputWarning, match=r"and ± does not apply\n  Cu: 4 of 4 placements are outside"):
         adsorb("OC", "Cu", untrained, n_guesses=4)
     page = tmp_path / "a.html"
     result = molflt("-q", "adsorb", "OC", "--on", "Cu,Pt", "--model", untrained, "--guesses", 4, "-o", page)
     text = page.read_text("utf-8")
-    assert re.findall(r"<li>(\w+): 4 of 4 guesses.*6 adsorbate atoms, and at most 3 .*</li>", text) == ["Cu", "Pt"]
-    assert result.err.count("4 of 4 guesses are outside the model's domain") == 2
+    assert re.findall(r"<li>(\w+): 4 of 4 placements.*6 adsorbate atoms, and at most 3 .*</li>", text) == ["Cu", "Pt"]
+    assert result.err.count("4 of 4 placements are outside the training domain") == 2
+    # No number that would look like one to be trusted.
+    assert result.out.count("outside │") == 2
 
 
 def test_another_smiles_of_the_same_molecule(untrained):
@@ -140,8 +142,10 @@ def test_the_spread_of_an_ensemble(make_untrained):
     structures = [guess.structure for guess in one.guesses]
     each = np.stack([molflt.load(member).predict(structures) for member in members])
     assert one.energies == pytest.approx(each.mean(axis=0), abs=1e-5)
-    assert one.uncertainty == pytest.approx(each[:, one.best].std(ddof=1), abs=1e-5)
-    assert bars_of([one])[1] == pytest.approx([one.uncertainty])
+    assert one.uncertainty_eV == pytest.approx(np.hypot(each[:, one.best].std(ddof=1), PLACING), abs=1e-5)
+    assert bars_of([one])[1] == pytest.approx([one.uncertainty_eV])
+    with pytest.warns(DeprecationWarning, match="uncertainty is now uncertainty_eV"):
+        assert one.uncertainty == one.uncertainty_eV
 
 
 @pytest.mark.parametrize(
@@ -181,17 +185,17 @@ def test_command(molflt, untrained, tmp_path):
     for name in ("a.csv", "a.extxyz", "a.html"):
         result = molflt(*command, tmp_path / name)
         assert result.status == 0, result
-        assert result.out.endswith(f"2 surfaces in {tmp_path / name}\n")
+        assert result.err.endswith(f"2 surfaces in {tmp_path / name}\n")
         assert "Fe(110)" in result.out
         assert "ethanol (C2H6O, CCO) on Pt, Fe" in result.out
-        assert result.err.startswith("±: not known of this model; of the guesses inside, a twentieth")
-        assert result.err.count("\n") == 1
+        assert "± combines nothing known of the model with 0.08 eV for the choice of the placement" in result.err
+        assert result.err.count("\n") == 4
     with (tmp_path / "a.csv").open(encoding="utf-8") as handle:
         table = list(csv.DictReader(handle))
     structures = read(tmp_path / "a.extxyz", index=":")
     assert [row["metal"] for row in table] == ["Pt", "Fe"]
     for row, atoms in zip(table, structures, strict=True):
-        assert f"{float(row['y_relaxed_eV']):.3f}" in result.out
+        assert f"{float(row['y_relaxed_eV']):.2f}" in result.out
         assert atoms.info["predicted_y_relaxed"] == float(row["y_relaxed_eV"])
         assert row["guesses"] == "4"
         assert (atoms.info["adsorbate"], atoms.info["metals"]) == ("CCO", row["metal"])

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from molflt.cli.terminal import Verbosity
 from molflt.model.energy import EnergyModel
 
 
@@ -21,11 +22,14 @@ def test_table_and_verdict(molflt, model_path, tiny_data):
         4,
     )
     result = molflt(*command, status=0)
-    assert "rotation" in result.out
+    assert "rotation" not in result.out
+    assert len(result.out.splitlines()) <= 10
     # One line says it all, and with --quiet it is the only one.
     (verdict,) = [line for line in result.out.splitlines() if line.startswith("PASS")]
     assert "on 4 structures: all" in verdict
     assert "hold, in float64" in verdict
+    assert "rotation" in molflt(*command, "-v").out
+    Verbosity.set(quiet=False, verbose=False)
     assert molflt(*command, "--quiet").out == f"{verdict}\n"
     assert "of their spread" in result.out
 

@@ -127,14 +127,14 @@ def test_interruption_and_a_network_that_fails(server, molflt, tmp_path, monkeyp
         patch.setattr(obtain.obtain, "__defaults__", (stop,))
         result = molflt(*command)
     assert result.status == 130
-    assert "To go on, repeat the command." in result.err
+    assert "To resume, repeat the command." in result.err
     assert (tmp_path / "data.tar.gz.part").read_bytes() == server.content[:2000]
     server.replies = [lambda handler: handler.answer(503, {})] * 20
     with monkeypatch.context() as patch:
         patch.setattr(obtain.obtain, "__defaults__", (lambda seconds: None,))
         result = molflt(*command)
     assert result.status == 1
-    assert "run the same command again to go on" in result.err
+    assert "run the same command again to resume" in result.err
     server.replies = []
     assert molflt(*command).status == 0
     assert set(server.asked) == {None, "bytes=2000-"}

@@ -8,7 +8,6 @@ import pytest
     [
         (("predict", "MODEL", "CCO", "-o", "NEW.npz", "--oc20-split", "id", "--on-error", "skip"), "every structure"),
         (("predict", "MODEL", "CCO", "-o", "NEW.csv", "--forces"), "give -o NAME.extxyz"),
-        (("predict", "MODEL", "CCO", "--forces"), "give -o NAME.extxyz"),
         (("predict", "MODEL", "CCO", "--calibrate", "DATA"), "10 labelled structures are too few"),
         (("predict", "MODEL", "CCO", "--shard", "3/2", "-o", "NEW.csv"), "I from 1 to N"),
         (("predict", "MODEL", "CCO", "--shard", "1/2"), "give -o NAME.csv or NAME.npz"),
@@ -33,7 +32,11 @@ import pytest
         (("convert", "DATA", "NEW.lmdb", "--force-unit", "eV/nm"), "unit of forces 'eV/nm': choose one of"),
         (("convert", "DATA", "NEW.extxyz"), "the last argument must be the LMDB to write"),
         (("evaluate", "MODEL", "DATA", "--report", "NEW.txt"), "a report must end in .html"),
-        (("predict", "MODEL", "CCO", "--per-atom"), "is written with its structures; give -o NAME.extxyz, or --json"),
+        (
+            ("predict", "MODEL", "CCO", "--per-atom", "-o", "NEW.npz"),
+            ".npz has no place for them; give -o NAME.extxyz",
+        ),
+        (("train", "--out", "NEW"), "give --train FILE --val FILE, or a preset"),
         (("predict", "MODEL", "CCO", "--json", "-o", "NEW.csv"), "--json: prints; leave out -o"),
         (("explain", "MODEL", "CCO", "-o", "FOLDER"), "is a folder"),
         (("explain", "MODEL", "OC", "--atom", "6", "-o", "NEW.html"), "has no atom 6; its 6 atoms are counted"),

@@ -76,7 +76,7 @@ def test_a_reader_that_has_enough_whatever_prints(by_rich, molflt, monkeypatch):
                 raise SystemExit(1)  # noqa: B904 (as rich does)
             raise
 
-    monkeypatch.setattr("molflt.cli.main.forget_output", lambda: None)
+    monkeypatch.setattr("molflt.cli.terminal.forget_output", lambda: None)
     monkeypatch.setattr(train.typer, "echo", broken)
     result = molflt("config", "tiny")
     assert (result.status, result.err) == (0, "")
@@ -90,7 +90,7 @@ def test_an_unforeseen_error_is_one_line(molflt, monkeypatch):
     result = molflt("config", "tiny", status=3)
     (line,) = result.err.splitlines()
     assert line.startswith("Error: KeyError: ")
-    for part in ("train.py:", "defect of molflt", "report", "MOLFLT_DEBUG=1"):
+    for part in ("train.py:", "internal error of molflt", "report", "MOLFLT_DEBUG=1"):
         assert part in line
     assert "\x1b" not in line
     monkeypatch.setenv("MOLFLT_DEBUG", "1")

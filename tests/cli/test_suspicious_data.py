@@ -63,7 +63,7 @@ def test_totals_in_hartree(train, molflt, folder, tmp_path):
     assert content["warnings"] == []
     assert 0.01 < content["mad"] < 10
     record = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8"))
-    assert f"({record['val/energy_mae'] / content['mad']:.3f} of MAD)" in trained.out
+    assert f"({record['val/energy_mae'] / content['mad']:.3f} of MAD)" in trained.err
     page = molflt("evaluate", run, val, "--report", tmp_path / "r.html")
     assert "less reference energies" in page.out
     assert "expected energy − references" in (tmp_path / "r.html").read_text(encoding="utf-8")
@@ -121,7 +121,7 @@ def test_structures_unlike_those_of_training(train, molflt, folder, tmp_path):
     ase.io.write(tmp_path / "val.extxyz", [*frames[:4], strange, tagged])
     sets = ("data.target=energy", f"data.val={tmp_path / 'val.extxyz'}")
     result = train(*sets, "--quiet", "--report", status=0)
-    said = "val: 2 of 6 structures have something that training never saw; their errors mean little, and val decides"
+    said = "val: 2 of 6 structures have something that training never saw; their errors are unreliable, and val"
     assert said in result.err
     reasons = ["#4: the model was not trained on Si", "#5: C with tag 2, and 0 in training"]
     assert [line.partition("val.extxyz")[2] for line in result.err.split("\n") if "val.extxyz#" in line] == reasons
@@ -129,7 +129,7 @@ def test_structures_unlike_those_of_training(train, molflt, folder, tmp_path):
     for reason in reasons:
         assert f"val.extxyz{reason}</li>" in page
     evaluated = molflt("--quiet", "evaluate", tmp_path / "run", tmp_path / "val.extxyz", "--no-report")
-    assert "2 of 6 structures are doubtful" in evaluated.err
+    assert "2 of 6 structures are outside the training domain" in evaluated.err
     # A set like the one that was trained on has nothing of the kind.
     assert "never saw" not in train("data.target=energy", f"data.val={folder / 'val.extxyz'}", "--resume=auto").err
 

@@ -59,7 +59,7 @@ def train(molflt, folder, tmp_path, monkeypatch):
 
 def test_units_forces_and_reports(train, molflt, folder, tmp_path):
     result = train("loss.force_weight=5", status=0)
-    assert "forces" in result.out
+    assert "forces" in result.err
     run, val = tmp_path / "run", folder / "val.extxyz"
     # The label, its unit and that forces were trained are known to the model file.
     content = json.loads(molflt("evaluate", run, val, "--json").out)
@@ -78,7 +78,7 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
     # An evaluation leaves its report beside the model; a report that was asked for is not replaced unasked.
     assert molflt("evaluate", run, val).status == 0
     first = (run / "report-val.html").read_bytes()
-    assert "report-val-2.html" in molflt("evaluate", run, val).out
+    assert "report-val-2.html" in molflt("evaluate", run, val).err
     assert (run / "report-val.html").read_bytes() == first
     assert molflt("evaluate", run, val, "--overwrite").status == 0
     assert sorted(path.name for path in run.glob("report-*")) == ["report-val-2.html", "report-val.html"]
@@ -91,9 +91,11 @@ def test_units_forces_and_reports(train, molflt, folder, tmp_path):
     frames = ase.io.read(out, ":")
     assert len(frames) == 6
     for atoms in frames:
-        forces = atoms.arrays["predicted_forces"]
+        forces = atoms.get_forces()
         assert forces.shape == (4, 3)
         assert np.abs(forces.sum(axis=0)).max() < 1e-5
+        assert atoms.get_potential_energy() == atoms.info["predicted_energy"]
+        assert not np.allclose(forces, atoms.arrays["input_forces"])
 
 
 def test_an_ensemble(train, molflt, folder, tmp_path):
@@ -111,13 +113,13 @@ def test_an_ensemble(train, molflt, folder, tmp_path):
     single = molflt("evaluate", run, tmp_path / "single.extxyz", "--no-report")
     assert (single.status, "MAE" in single.out, "at least two" in single.err) == (0, True, True)
     molflt("predict", run, val, "-o", out)
-    as_it_is = _column(out, "std_eV")
+    as_it_is = _column(out, "uncertainty_eV")
     frames = ase.io.read(folder / "train.extxyz", ":")
     ase.io.write(tmp_path / "many.extxyz", 3 * frames)
     calibrated = molflt("predict", run, val, "-o", out, "--calibrate", tmp_path / "many.extxyz", "--overwrite")
-    assert "±: 68% of the errors on" in calibrated.err
-    assert "(24 structures) are smaller" in calibrated.err
-    scaled = _column(out, "std_eV")
+    assert "± is a 68% interval calibrated on" in calibrated.err
+    assert "(24 structures); ×" in calibrated.err
+    scaled = _column(out, "uncertainty_eV")
     # A line in the spread, and no multiple of it.
     slope, floor = np.polyfit(as_it_is, scaled, 1)
     assert np.abs(slope * as_it_is + floor - scaled).max() < 1e-9 * scaled.max()
@@ -125,7 +127,7 @@ def test_an_ensemble(train, molflt, folder, tmp_path):
     assert floor > 0
     assert len(json.loads(molflt("info", run, "--json").out)["members"]) == 2
     # The report of one member stands beside the model that it is of.
-    assert f"report: {run / 'report-val.html'}" in molflt("evaluate", f"{run}#1", val).out
+    assert f"report: {run / 'report-val.html'}" in molflt("evaluate", f"{run}#1", val).err
     first, default = (molflt("explain", model, "O", "--json") for model in (f"{run}#0", run))
     assert first.out == default.out
     assert f"an ensemble of 2 models; this is the first, {run}#0" in default.err

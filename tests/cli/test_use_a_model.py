@@ -11,6 +11,7 @@ import ase.io
 import numpy as np
 import pytest
 
+from molflt.cli.terminal import Verbosity
 from molflt.data.ase import to_atoms
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
@@ -29,7 +30,7 @@ def test_evaluate(molflt, model_path, tiny_data, loaded):
     result = molflt("evaluate", model_path, data, "--no-report")
     assert (result.status, result.err) == (0, "")
     first, mae, rmse, ewt, far_field = result.out.splitlines()
-    assert first == f"{data}: 10 structures, target y_relaxed"
+    assert first == f"{data}: 10 structures, adsorption energy of the relaxed structure"
     share = f"({expected.mae_over_mad:.3f} of the mean absolute deviation {expected.mad:.4f} eV)"
     assert mae == f"  MAE   {expected.energy_mae:.4f} eV   {share}"
     assert rmse == f"  RMSE  {expected.energy_rmse:.4f} eV"
@@ -38,7 +39,7 @@ def test_evaluate(molflt, model_path, tiny_data, loaded):
     content = json.loads(molflt("evaluate", model_path, data, "--json").out)
     assert {name: content[name] for name in asdict(expected)} == pytest.approx(asdict(expected))
     assert (content["target"], content["unknown"], content["skipped"], content["members"]) == ("y_relaxed", [], [], 1)
-    exact = json.loads(molflt("evaluate", model_path, data, "--json", "--frequencies", "exact").out)
+    exact = json.loads(molflt("evaluate", model_path, data, "--json", "--far-field-method", "exact").out)
     assert exact["energy_mae"] == pytest.approx(expected.energy_mae, rel=1e-2)
     assert set(exact["far_field"]) == {"pairs"}
 
@@ -70,7 +71,7 @@ def test_evaluate_reads_the_real_oc20_samples(name, molflt, model_path):
     assert content["n"] == 5
     assert math.isfinite(content["energy_mae"])
     assert content["unknown"]
-    assert result.err.startswith("Warning: 5 of 5 structures are doubtful; ")
+    assert result.err.startswith("Warning: 5 of 5 structures are outside the training domain; ")
     assert len(content["doubtful"]) == 5
     assert all("the model was not trained on " in line and line in result.err for line in content["doubtful"])
 
@@ -79,17 +80,22 @@ def test_predict_prints_numbers_and_names(molflt, model_path, tiny_run, tiny_dat
     result = molflt("predict", model_path, tiny_data / "val.lmdb")
     assert molflt("predict", tiny_run, tiny_data / "val.lmdb").out == result.out
     assert result.status == 0
-    names = [line.split()[1] for line in result.out.splitlines()]
-    assert names == [val_set[i].name for i in range(10)]
-    assert all(math.isfinite(float(line.split()[0])) for line in result.out.splitlines())
-    assert result.err.strip() == "y_relaxed in eV, name"
+    head, *lines = result.out.splitlines()
+    assert head == "# y_relaxed_eV  name"
+    assert [line.split()[1] for line in lines] == [val_set[i].name for i in range(10)]
+    assert all(math.isfinite(float(line.split()[0])) for line in lines)
+    assert result.err.startswith(
+        "quantity: adsorption energy of the relaxed structure, eV\nlevel of theory: that of "
+    )
+    assert molflt("-q", "predict", model_path, tiny_data / "val.lmdb").out.splitlines() == lines
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".extxyz", ".npz"])
 def test_predict_to_a_file(suffix, molflt, model_path, tiny_data, tmp_path):
     path = tmp_path / f"out{suffix}"
     result = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", path, status=0)
-    first, second = result.out.strip().splitlines()
+    assert result.out == ""
+    *_, first, second = result.err.strip().splitlines()
     assert first == f"10 energies (y_relaxed, eV) in {path}"
     assert second.startswith("far field by ")
     content = path.read_bytes()
@@ -103,8 +109,11 @@ def test_predict_to_a_file(suffix, molflt, model_path, tiny_data, tmp_path):
 def test_info_on_a_model(molflt, tiny_run, loaded):
     for path in (tiny_run / "best.safetensors", tiny_run):
         result = molflt("info", path, status=0)
-        assert f"parameters: {loaded.model.n_parameters()}" in result.out
-        assert "target: y_relaxed" in result.out
+        assert f"size: {loaded.model.n_parameters():,} parameters" in result.out
+        assert "quantity: adsorption energy of the relaxed structure, eV" in result.out
+        assert len(result.out.splitlines()) <= 10
+        assert "target: y_relaxed" in molflt("info", path, "-v").out
+        Verbosity.set(quiet=False, verbose=False)
         content = json.loads(molflt("info", path, "--json").out)
         assert content["parameters"] == loaded.model.n_parameters()
         assert content["widest_member"] == f"{float(loaded.model.positions.rpe.widths.detach().max()):.3g} Å"
@@ -147,13 +156,17 @@ def test_two_files_are_a_pair_where_that_is_asked_for(molflt, model_path, val_se
         ase.io.write(end, bare)
     two = molflt("predict", model_path, *ends)
     assert "initial.traj and final.traj are read as two structures; give --pairs" in " ".join(two.err.split())
-    assert [line.split()[1] for line in two.out.splitlines()] == [f"{end}#0" for end in ends]
+    assert [line.split()[1] for line in two.out.splitlines()[1:]] == [f"{end}#0" for end in ends]
     one = molflt("predict", model_path, *reversed(ends), "--pairs", "--tags", "layers")
-    assert (one.status, len(one.out.splitlines())) == (0, 1), one
+    assert (one.status, len(one.out.splitlines())) == (0, 2), one
     for options, n in (((), 2), (("--pairs", "--tags", "layers"), 1)):
         assert f"structures: {n}\n" in molflt("info", tmp_path, *options).out
         assert molflt("convert", *ends, tmp_path / "new" / f"{n}.lmdb", *options).status == 2
-        assert molflt("convert", *ends, tmp_path / f"{n}.lmdb", *options).out.startswith(f"{n} structure")
+        assert (
+            molflt("convert", *ends, tmp_path / f"{n}.lmdb", *options)
+            .err.splitlines()[-1]
+            .startswith(f"{n} structure")
+        )
         (tmp_path / f"{n}.lmdb").unlink()
     # Two that are called nothing of the kind.
     refused = molflt("predict", model_path, ends[0], "CCO", "--pairs")
@@ -169,7 +182,7 @@ def test_convert_there_and_back(molflt, model_path, val_set, tmp_path):
         ase.io.write(structure_files / f"{i}.extxyz", atoms)
     target = tmp_path / "out.lmdb"
     result = molflt("convert", structure_files, target, status=0)
-    assert result.out.strip() == f"6 structures in {target}"
+    assert (result.out, result.err.splitlines()[-1]) == ("", f"6 structures in {target}")
     first, second = (molflt("predict", model_path, path).out for path in (structure_files, target))
     assert [line.split()[0] for line in first.splitlines()] == [line.split()[0] for line in second.splitlines()]
     assert molflt("convert", structure_files, target).status == 2

@@ -39,6 +39,6 @@ def test_what_cannot_be_used_is_said_at_once(molflt: Any, tmp_path: Path, make_r
     write_lmdb(tmp_path / "a.lmdb", records)
     done = molflt("prepare", tmp_path / "a.lmdb", "-o", tmp_path / "set")
     assert done.status == 0
-    assert "1 structure cannot be used; data.on_bad=skip trains without" in done.err
+    assert "1 structure cannot be used; data.on_error=skip trains without" in done.err
     assert "a.lmdb#1" in done.err
     assert molflt("prepare", "-", "-o", tmp_path / "other").status == 2

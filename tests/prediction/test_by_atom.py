@@ -49,7 +49,7 @@ def test_of_an_ensemble(energy_run):
     ensemble = load(energy_run)
     found = ensemble.predict(MIXED[0], forces=True, per_atom=True)
     each = [load(energy_run / f"member-{k}").predict(MIXED[0], forces=True, per_atom=True) for k in (0, 1)]
-    assert found.std == pytest.approx(ensemble.predict(MIXED[0], return_std=True)[1])
+    assert found.uncertainty_eV == pytest.approx(ensemble.predict(MIXED[0], return_uncertainty=True)[1])
     for name in ("forces", "atomic_energies"):
         assert found.by_atom[name][0] == pytest.approx(np.mean([one.by_atom[name][0] for one in each], axis=0))
     with pytest.raises(InputError, match="embeddings: those of 2 models have nothing in common"):
@@ -74,7 +74,7 @@ def test_json_lines(molflt, energy_run, tmp_path):
     assert [line["name"] for line in lines] == found.names
     for k, line in enumerate(lines):
         assert line["energy"] == pytest.approx(found.energies[k])
-        assert line["std"] == pytest.approx(found.std[k])
+        assert line["uncertainty_eV"] == pytest.approx(found.uncertainty_eV[k])
         assert np.array(line["forces"]) == pytest.approx(found.forces[k], abs=1e-7)
         assert line["atomic_energies"] == pytest.approx(found.atomic_energies[k].tolist())
         assert (line["target"], line["unit"]) == ("energy", "eV")
@@ -91,4 +91,4 @@ def test_per_atom_in_extxyz(molflt, energy_run, tmp_path):
     out = tmp_path / "out.extxyz"
     assert molflt("predict", energy_run, "CCO", "--per-atom", "-o", out).status == 0
     atoms = ase.io.read(out)
-    assert atoms.arrays["predicted_atomic_energies"].sum() == pytest.approx(atoms.info["predicted_energy"])
+    assert atoms.get_potential_energies().sum() == pytest.approx(atoms.get_potential_energy())

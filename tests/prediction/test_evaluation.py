@@ -75,16 +75,16 @@ def test_every_number_of_an_evaluation(loaded, tiny_data, val_set):
     assert found.table.sizes.tolist() == val_set.n_atoms.tolist()
     assert found.table.elements == [frozenset(data.atomic_numbers.tolist()) for data in val_set]
     assert found.table.formulas[0] == "H2O"
-    assert found.std is found.calibration() is found.force_mae is None
+    assert found.uncertainty_eV is found.calibration() is found.force_mae is None
 
 
 def test_an_ensemble_has_a_spread(two, tiny_data):
     found = evaluate(two, str(tiny_data / "val.lmdb"))
     alone = np.stack([evaluate(member, str(tiny_data / "val.lmdb")).predicted for member in two])
     np.testing.assert_allclose(found.predicted, alone.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(found.std, alone.std(axis=0, ddof=1), rtol=1e-9)
+    np.testing.assert_allclose(found.uncertainty_eV, alone.std(axis=0, ddof=1), rtol=1e-9)
     calibration = found.calibration()
-    assert calibration.factor == pytest.approx(np.sqrt(((found.error / found.std) ** 2).mean()))
+    assert calibration.factor == pytest.approx(np.sqrt(((found.error / found.uncertainty_eV) ** 2).mean()))
 
 
 def test_bad_structures_stop_it_or_are_left_out(loaded, val_set, tmp_path, monkeypatch):

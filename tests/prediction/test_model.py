@@ -1,5 +1,6 @@
 """``molflt.load`` and ``Model.predict``: mixed entries, their order, and bad ones among them."""
 
+import json
 from pathlib import Path
 
 import ase.io
@@ -106,7 +107,7 @@ def test_what_it_says(model):
     with pytest.raises(InputError, match="choose 'raise' or 'skip'"):
         model.predict("O", on_error="ignore")
     with pytest.raises(InputError, match="ensemble=4"):
-        model.predict("O", return_std=True)
+        model.predict("O", return_uncertainty=True)
     with pytest.raises(InputError, match="no such file"):
         molflt.load("nowhere.safetensors")
     with pytest.raises(InputError, match="no model: give a model file or a run directory"):
@@ -158,17 +159,16 @@ def test_structures_outside_the_domain_are_named_with_the_reason(molflt, tmp_pat
     model = "pretrained:qm7-small"
     fine = molflt("predict", model, "CCO")
     assert fine.status == 0
-    assert "doubtful" not in fine.err
+    assert "Warning" not in fine.err
     out = tmp_path / "out.csv"
     found = molflt("predict", model, "CCO", "CCCCCCCCCC", "CCF", "-o", out)
-    assert "2 of 3 structures are doubtful" in found.err
+    assert "2 of 3 structures are outside the training domain" in found.err
     assert "CCCCCCCCCC: 32 atoms, and at most 23 in training" in found.err
     assert "CCF: the model was not trained on F" in found.err
     rows = rows_of(out)
     assert [bool(row["warning"]) for row in rows] == [False, True, True]
-    described = molflt("info", model).out
-    assert described.count("most_atoms: 23") == 1
-    assert "qm7-small.md" in described
+    assert "qm7-small.md" in molflt("info", model).out
+    assert json.loads(molflt("info", model, "--json").out)["domain"]["most_atoms"] == 23
     slab = tmp_path / "slab.extxyz"
     ase.io.write(slab, fcc111("Cu", (2, 2, 3), vacuum=5.0), columns=["symbols", "positions"])
     assert "the model was not trained on Cu" in molflt("explain", model, slab, "-o", tmp_path / "a.csv").err

@@ -21,7 +21,7 @@ from tests.conftest import rows_of
 def prediction(loaded, val_set):
     """Of an ensemble, as far as its files can tell, with names of all kinds."""
     found = predict(loaded, val_set)
-    found.std = np.linspace(0.1, 1.0, len(val_set))
+    found.uncertainty_eV = np.linspace(0.1, 1.0, len(val_set))
     found.names[:4] = ['a "b", c', "two words", "C[C@H](O)=C", 'with spaces and "quotes"']
     return found
 
@@ -30,10 +30,10 @@ def test_csv_keeps_every_digit(prediction, val_set, tmp_path):
     path = tmp_path / "new folder" / "out.csv"
     write_predictions(path, prediction, val_set, "y_relaxed")
     rows = rows_of(path)
-    assert list(rows[0]) == ["name", "y_relaxed_eV", "std_eV"]
+    assert list(rows[0]) == ["name", "y_relaxed_eV", "uncertainty_eV", "std_eV"]
     assert [row["name"] for row in rows] == prediction.names
     assert [float(row["y_relaxed_eV"]) for row in rows] == prediction.energies.tolist()
-    assert [float(row["std_eV"]) for row in rows] == prediction.std.tolist()
+    assert [float(row["uncertainty_eV"]) for row in rows] == prediction.uncertainty_eV.tolist()
 
 
 def test_extxyz_holds_structures_and_energies(prediction, val_set, tmp_path):
@@ -43,7 +43,8 @@ def test_extxyz_holds_structures_and_energies(prediction, val_set, tmp_path):
     for i, atoms in enumerate(images):
         assert atoms.info["name"] == prediction.names[i]
         assert atoms.info["predicted_y_relaxed"] == pytest.approx(prediction.energies[i], rel=1e-6)
-        assert atoms.info["predicted_y_relaxed_std"] == pytest.approx(prediction.std[i], rel=1e-6)
+        assert atoms.get_potential_energy() == atoms.info["predicted_y_relaxed"]
+        assert atoms.info["uncertainty_eV"] == pytest.approx(prediction.uncertainty_eV[i], rel=1e-6)
         np.testing.assert_allclose(atoms.positions, val_set[i].positions.numpy(), atol=1e-7)
         assert atoms.numbers.tolist() == val_set[i].atomic_numbers.tolist()
         assert atoms.pbc.tolist() == val_set[i].pbc[0].tolist()
@@ -52,10 +53,10 @@ def test_extxyz_holds_structures_and_energies(prediction, val_set, tmp_path):
 def test_npz(prediction, val_set, tmp_path):
     write_predictions(tmp_path / "out.npz", prediction, val_set, "y_relaxed")
     with np.load(tmp_path / "out.npz", allow_pickle=False) as archive:
-        assert set(archive.files) == {"name", "energy", "std"}
+        assert set(archive.files) == {"name", "energy", "unit", "uncertainty_eV"}
         assert archive["name"].tolist() == prediction.names
         np.testing.assert_array_equal(archive["energy"], prediction.energies)
-        np.testing.assert_array_equal(archive["std"], prediction.std)
+        np.testing.assert_array_equal(archive["uncertainty_eV"], prediction.uncertainty_eV)
 
 
 def test_leaderboard_file_of_four_runs(prediction, loaded, val_set, tmp_path):

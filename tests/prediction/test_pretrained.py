@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import molflt
 from molflt import MolFLTCalculator
+from molflt.adsorption import PLACING
 from molflt.cli.main import app
 from molflt.data.ase import from_atoms, to_atoms
 from molflt.data.oc20.lmdb import LmdbDataset
@@ -45,18 +46,19 @@ def test_atomisation_energies_of_small_molecules():
 def test_adsorption_energies_come_with_their_uncertainty(tmp_path):
     """Of a structure inside the domain, on the command line as from Python; the card states what was found."""
     model = molflt.load(f"pretrained:{ADSORPTION}")
-    assert "68% of the errors on data/fg/val.lmdb (616 structures)" in str(model.uncertainty)
+    assert "± is a 68% interval calibrated on data/fg/val.lmdb (616 structures)" in str(model.uncertainty)
     np.testing.assert_allclose(model.uncertainty.coverage, [0.5, 0.683, 0.9, 0.95], atol=0.02)
     card = MODELS[ADSORPTION].with_suffix(".md").read_text(encoding="utf-8")
     assert f"| {model.uncertainty.coverage[1]:.1%} |" in card
     assert MODELS[ADSORPTION].stat().st_size < 10e6
     (found,) = molflt.adsorb("OC", "Cu", model, n_guesses=2)
-    _, std = model.predict([guess.structure for guess in found.guesses], return_std=True)
+    _, std = model.predict([guess.structure for guess in found.guesses], return_uncertainty=True)
     np.testing.assert_allclose(found.uncertainties, std, rtol=1e-4)
     assert (std > 0).all()
     answer = CliRunner().invoke(app, ["adsorb", "OC", "--on", "Cu", "--guesses", "2", "-o", str(tmp_path / "a.html")])
-    assert f"{found.uncertainty:.3f}" in answer.output
-    assert "68% of the errors on data/fg/val.lmdb" in answer.output
+    np.testing.assert_allclose(found.uncertainty_eV, np.hypot(std[found.best], PLACING))
+    assert f"{found.uncertainty_eV:.2f}" in answer.output
+    assert "68 % interval, calibrated on data/fg/val.lmdb" in " ".join(answer.output.split())
     # The name that was typed, and no place on this machine.
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     assert f"predicted by pretrained:{ADSORPTION}" in page
@@ -102,7 +104,7 @@ def test_what_they_have_never_seen(model, name):
     assert len(said) == bool(found)
     if model == FORCES:
         assert "C5H8O2" in str(said[0].message)
-        assert "± does not cover it" in str(said[0].message)
+        assert "± does not apply" in str(said[0].message)
     # The calculator says each of them once, and for another molecule anew.
     atoms = molecule(name)
     atoms.calc = MolFLTCalculator(loaded)

@@ -37,9 +37,9 @@ def assert_same(a, b):
     assert (a.names, a.ids) == (b.names, b.ids)
     np.testing.assert_array_equal(a.energies, b.energies)
     assert (a.failures, a.elements, a.contractions) == (b.failures, b.elements, b.contractions)
-    assert (a.std is None) == (b.std is None)
-    if a.std is not None:
-        np.testing.assert_array_equal(a.std, b.std)
+    assert (a.uncertainty_eV is None) == (b.uncertainty_eV is None)
+    if a.uncertainty_eV is not None:
+        np.testing.assert_array_equal(a.uncertainty_eV, b.uncertainty_eV)
 
 
 @pytest.mark.parametrize(("n", "ensemble"), [(7, True), (20, False)])
@@ -143,7 +143,7 @@ def test_shards_of_something_else_are_refused(loaded, inputs, tmp_path, model_pa
         one(loaded, inputs, "1/2", out, max_atoms=50)
     with pytest.raises(InputError, match="other inputs"):
         one(loaded, inputs[::-1], "1/2", out)
-    with pytest.raises(InputError, match="another --frequencies"):
+    with pytest.raises(InputError, match="another --far-field-method"):
         one(loaded, inputs, "1/2", out, frequencies="exact")
     with pytest.raises(InputError, match="standard input cannot be read again"):
         one(loaded, ["-"], "1/2", out, resolve_inputs(inputs))
@@ -213,12 +213,13 @@ HEADER = {
     "target": "energy",
 }  # fmt: skip
 PART = {
-    "names": ["a", "b"], "ids": ["1", "2"], "energies": [1.0, float("nan")], "std": None, "failures": {"1": "no"},
+    "names": ["a", "b"], "ids": ["1", "2"], "energies": [1.0, float("nan")], "uncertainty_eV": None,
+    "failures": {"1": "no"},
     "elements": [1], "contractions": {"lattice": 2}, "info": [{}, {"k": "v"}], "conformers": {}, "warnings": {},
 }  # fmt: skip
 LIES = [
     {"names": "ab"}, {"names": [1, 2]}, {"ids": [[], []]}, {"energies": [[1], [2]]}, {"energies": ["x", 1]},
-    {"std": [1.0]}, {"failures": {"7": "no"}}, {"failures": {"0": []}}, {"elements": [10**9]},
+    {"uncertainty_eV": [1.0]}, {"failures": {"7": "no"}}, {"failures": {"0": []}}, {"elements": [10**9]},
     {"elements": None}, {"info": [{}]}, {"info": [1, 2]}, {"warnings": {"7": "no"}},
     {"conformers": {"7": [2, 0, 0.1]}}, {"conformers": {"0": [2]}},
 ]  # fmt: skip
@@ -260,14 +261,14 @@ def test_a_folder_in_shards(suffix, molflt, model_path, folder, tmp_path):
     assert molflt("predict", model_path, folder, "-o", whole, *options).status == 0
     for k in (3, 1, 2):
         result = molflt("predict", model_path, folder, "-o", merged, "--shard", f"{k}/3", *options)
-        assert (result.status, result.err) == (0, "")
-        assert f"structures in {merged}.shard-{k}-of-3" in result.out
+        assert (result.status, result.out) == (0, "")
+        assert f"structures in {merged}.shard-{k}-of-3" in result.err
         assert not merged.exists()
     again = molflt("predict", model_path, folder, "-o", merged, "--shard", "2/3", *options)
-    assert again.out.startswith("complete already: ")
+    assert again.err.startswith("complete already: ")
     result = molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", merged)
     assert result.status == 0
-    assert result.out == f"44 energies (y_relaxed, eV) of 3 shards in {merged}\n"
+    assert result.err == f"44 energies (y_relaxed, eV) of 3 shards in {merged}\n"
     assert merged.read_bytes() == whole.read_bytes()
     refused = molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", tmp_path / "out.extxyz")
     assert (refused.status, "extxyz holds structures" in refused.err) == (2, True)

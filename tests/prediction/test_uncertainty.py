@@ -66,27 +66,27 @@ def test_it_comes_with_every_prediction(path, two, val_set):
     raw = predict(two, val_set)
     found = predict(load_members(path), val_set)
     np.testing.assert_array_equal(found.energies, raw.energies)
-    np.testing.assert_allclose(found.std, 2.0 * (0.1 + raw.std), rtol=1e-12)
+    np.testing.assert_allclose(found.uncertainty_eV, 2.0 * (0.1 + raw.uncertainty_eV), rtol=1e-12)
     model = molflt.load(path)
     assert model.uncertainty == KNOWN
     atoms = molecule("H2O")
-    (energy,), (width,) = model.predict(atoms, return_std=True)
-    (_, (spread,)) = molflt.load([f"{path}#0", f"{path}#1"]).predict(atoms, return_std=True)
+    (energy,), (width,) = model.predict(atoms, return_uncertainty=True)
+    (_, (spread,)) = molflt.load([f"{path}#0", f"{path}#1"]).predict(atoms, return_uncertainty=True)
     assert width == pytest.approx(2.0 * (0.1 + spread), rel=1e-9)
     atoms.calc = MolFLTCalculator(path)
     assert atoms.get_potential_energy() == pytest.approx(energy, abs=1e-6)
-    assert atoms.calc.energy_std == pytest.approx(width, rel=1e-4)
+    assert atoms.calc.uncertainty_eV == pytest.approx(width, rel=1e-4)
 
 
 def test_a_single_model_has_one_for_all(path, two, val_set):
     one = calibrated(two[:1], KNOWN.model_copy(update={"n_members": 1}))
-    np.testing.assert_allclose(predict(one, val_set).std, 0.2)
+    np.testing.assert_allclose(predict(one, val_set).uncertainty_eV, 0.2)
     model = molflt.Model(one)
-    assert model.predict("O", return_std=True)[1] == pytest.approx([0.2])
+    assert model.predict("O", return_uncertainty=True)[1] == pytest.approx([0.2])
     atoms = molecule("H2O")
     atoms.calc = MolFLTCalculator(model)
     atoms.get_potential_energy()
-    assert atoms.calc.energy_std == pytest.approx(0.2)
+    assert atoms.calc.uncertainty_eV == pytest.approx(0.2)
 
 
 def test_what_was_measured_of_all_holds_for_no_part(path, two):

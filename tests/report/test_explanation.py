@@ -93,16 +93,16 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 def test_table_and_page(molflt, tiny_run, tiny_data, val_set):
     result = molflt("explain", tiny_run, tiny_data / "val.lmdb", "--index", 1, "--atom", 3)
     assert result.status == 0, result
-    assert result.err == ""
     assert result.out.startswith(f"{val_set[1].name}: y_relaxed ")
     assert "3 ←" in result.out
     assert result.out.count("│\n") == len(val_set[1].atomic_numbers)
-    assert result.out.endswith("page in explain.html\n")
+    assert result.err.endswith("page in explain.html\n")
     assert Path("explain.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     again = molflt("explain", tiny_run, "O")
-    assert (again.status, again.out) == (2, "")
-    assert "explain.html: exists already; choose another name or give --overwrite" in again.err
-    assert molflt("explain", tiny_run, "O", "--overwrite").status == 0
+    assert (again.status, again.err.endswith("page in explain-2.html\n")) == (0, True)
+    named = molflt("explain", tiny_run, "O", "-o", "explain.html")
+    assert "explain.html: exists already; choose another name or give --overwrite" in named.err
+    assert molflt("explain", tiny_run, "O", "-o", "explain.html", "--overwrite").status == 0
 
 
 def test_json(molflt, model_path, tiny_data, loaded, val_set):
@@ -134,7 +134,7 @@ def test_csv(molflt, model_path):
 
 def test_large_structures_are_cut_in_print(molflt, model_path):
     result = molflt("explain", model_path, "C" * 12, "-o", "atoms.csv")
-    assert "the largest parts, 20 of 38 atoms; -o NAME.csv writes all" in result.out
+    assert "the largest parts, 20 of 38 atoms; -o NAME.csv writes all" in result.err
     assert result.out.count("│\n") in (20, 21)
     assert "←" in result.out
 
@@ -146,7 +146,7 @@ def test_unknown_elements_are_named_and_texts_from_data_stay_texts(molflt, model
     Path("plain.xyz").rename(folder / "a&b.xyz")
     result = molflt("explain", model_path, folder / "a&b.xyz")
     assert result.status == 0, result
-    assert "what it says may mean little\n  the model was not trained on Cl\n" in result.err
+    assert "the explanation is unreliable\n  the model was not trained on Cl\n" in result.err
     page = Path("explain.html").read_text(encoding="utf-8")
     assert "<li>the model was not trained on Cl</li>" in page
     assert "<script>alert" not in page

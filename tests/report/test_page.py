@@ -121,13 +121,13 @@ def test_a_page_has_the_sections_that_it_has_content_for(loaded, tmp_path):
 
 def test_what_cannot_be_shown_is_told(loaded, tmp_path):
     some = replace(evaluated_set(n=5), skipped=["a: is broken"])
-    same = replace(some, prediction=replace(some.prediction, std=np.zeros(5)))
+    same = replace(some, prediction=replace(some.prediction, uncertainty_eV=np.zeros(5)))
     loaded.model = make_model(mechanism="kernelised")
     write_report(tmp_path / "r.html", loaded, [same])
     text = Parsed((tmp_path / "r.html").read_text(encoding="utf-8")).text
-    assert "Left out everywhere, because they cannot be used: 1 of val." in text
+    assert "Left out everywhere because they cannot be used: 1 of val." in text
     assert "their predictions agree exactly" in text
-    assert "its heads see no distances" in text
+    assert "its heads do not depend on distances" in text
 
 
 def test_a_report_of_many_structures_stays_small(loaded, tiny_run, tmp_path):

@@ -10,7 +10,7 @@ def test_png(kind, molflt, tiny_run, tiny_data, tmp_path):
     data = [] if kind in ("curves", "rpe", "spectrum") else [tiny_data / "val.lmdb"]
     result = molflt("plot", kind, tiny_run, *data, "-o", out)
     assert result.status == 0, result
-    assert result.out.strip() == str(out)
+    assert result.err.strip() == str(out)
     with Image.open(out) as picture:
         assert min(picture.size) > 600
         colours = picture.convert("RGB").getcolors(1 << 24)

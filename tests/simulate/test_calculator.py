@@ -95,19 +95,19 @@ def test_an_ensemble(random_model, tmp_path):
     energies, forces, stresses = [], [], []
     for path in paths:
         atoms.calc = MolFLTCalculator(path)
-        assert atoms.calc.energy_std is None
+        assert atoms.calc.uncertainty_eV is None
         energies.append(atoms.get_potential_energy())
         forces.append(atoms.get_forces())
         assert atoms.calc.forces_std is None
         stresses.append(atoms.get_stress())
     calc = atoms.calc = MolFLTCalculator(paths)
     assert atoms.get_potential_energy() == pytest.approx(np.mean(energies), abs=1e-12)
-    assert calc.energy_std == pytest.approx(np.std(energies, ddof=1))
+    assert calc.uncertainty_eV == pytest.approx(np.std(energies, ddof=1))
     assert calc.forces_std is None
     np.testing.assert_allclose(atoms.get_forces(), np.mean(forces, axis=0), rtol=0, atol=1e-12)
     np.testing.assert_allclose(calc.forces_std, np.std(forces, axis=0, ddof=1), rtol=1e-9)
     np.testing.assert_allclose(atoms.get_stress(), np.mean(stresses, axis=0), rtol=0, atol=1e-12)
-    assert calc.energy_std == pytest.approx(np.std(energies, ddof=1))
+    assert calc.uncertainty_eV == pytest.approx(np.std(energies, ddof=1))
 
 
 # What is computed, and when
@@ -259,7 +259,7 @@ def test_forces_of_a_model_of_minima_come_with_a_warning(random_model):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         atoms.get_potential_energy()
-    with pytest.warns(UserWarning, match=r"trained without forces.*loss.force_weight"):
+    with pytest.warns(UserWarning, match=r"trained without forces.*--task forces"):
         atoms.get_forces()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -82,6 +82,7 @@ def test_every_mistake_is_named_at_once(tiny_yaml):
         ("optimiser.betas=[0.9]", "optimiser.betas.1: is missing"),
         ("model.dim=10", "dim (10) must be a multiple of n_heads (8)"),
         ("model.attention=fltt", "did you mean flt? choose one of flt, molflt, "),
+        ("model.attention.tolerance=x", "\n  model.attention.tolerance: must be a valid number, not 'x'"),
         ("data.target=energ", "choose one of y_relaxed, y_init, energy"),
         ("data.val={}", "data.val"),
         ("data.val={train: x}", "'train' cannot name a validation split"),

@@ -41,12 +41,12 @@ def test_mean_and_spread(trained, val_set):
     alone = np.stack([predict(member, val_set).energies for member in model.members])
     together = predict(model.members, val_set)
     np.testing.assert_allclose(together.energies, alone.mean(axis=0), rtol=1e-6)
-    np.testing.assert_allclose(together.std, alone.std(axis=0, ddof=1), rtol=1e-4)
+    np.testing.assert_allclose(together.uncertainty_eV, alone.std(axis=0, ddof=1), rtol=1e-4)
     # Power: another seed is another model.
-    assert (together.std > 0).all()
-    mean, std = model.predict(val_set, return_std=True)
+    assert (together.uncertainty_eV > 0).all()
+    mean, std = model.predict(val_set, return_uncertainty=True)
     np.testing.assert_array_equal(mean, together.energies)
-    np.testing.assert_array_equal(std, together.std)
+    np.testing.assert_array_equal(std, together.uncertainty_eV)
     # What training gives is of the mean.
     expected = np.abs(mean - labels(Screening(val_set, LabelSpec(target="y_relaxed"), "val"))).mean()
     assert result.best == pytest.approx(expected, rel=1e-6)

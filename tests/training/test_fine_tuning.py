@@ -1,5 +1,6 @@
 """A run that starts from a trained model takes over what fits, and its energies are shifted to the new labels."""
 
+import json
 import shutil
 
 import ase.io
@@ -222,10 +223,9 @@ def test_at_the_command_line(make_config, model_path, tmp_path, molflt):
     file, run = written(make_config(), tmp_path), tmp_path / "run"
     done = molflt("train", file, f"init={model_path}", "init.freeze=[embedding]", "--out", run, "--no-report")
     assert done.status == 0, done
-    assert "tensors taken over" in done.out
-    said = molflt("info", run).out
-    assert f"model: {model_path}" in said
-    assert "frozen: embedding" in said
+    assert "tensors taken over" in done.err
+    said = json.loads(molflt("info", run, "--json").out)["fine_tuned_from"]
+    assert (said["model"], said["frozen"]) == (str(model_path), ["embedding"])
 
 
 def test_each_member_starts_from_one_of_an_ensemble(fine, two, tmp_path):

@@ -61,7 +61,12 @@ def configure(make_config, tmp_path):
 
     def make(path, on_bad, **more):
         other = str(tmp_path / "good.extxyz")
-        data = {"data.train": path, "data.val": {"val": other}, "data.target": "energy", "data.on_bad": on_bad}
+        data = {
+            "data.train": path,
+            "data.val": {"val": other},
+            "data.target": "energy",
+            "data.on_error": {"stop": "raise"}.get(on_bad, on_bad),
+        }
         return make_config(**{**data, **more})
 
     return make
@@ -138,9 +143,9 @@ def test_what_is_left_out_is_listed(molflt, configure, tmp_path):
     refused = molflt(*command)
     assert (refused.status, run.exists()) == (2, False)
     assert f"{path}#{PLACE}" in refused.err
-    trained = molflt(*command, "data.on_bad=skip")
+    trained = molflt(*command, "data.on_error=skip")
     assert trained.status == 0, trained
-    assert "left out: train 1;" in trained.out
+    assert "left out: train 1;" in trained.err
     (row,) = rows_of(run / "skipped.csv")
     assert (row["set"], row["index"]) == ("train", str(PLACE))
     assert f"{path}#{PLACE}" in row["reason"]

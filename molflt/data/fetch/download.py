@@ -84,7 +84,7 @@ def download(archive: Archive, url: str, part: Path, sleep: Callable[[float], No
                 if failures == len(_PAUSES):
                     raise OSError(
                         f"{reason}; gave up after {failures + 1} tries without progress. {size_text(reached)} are in "
-                        f"{part}: run the same command again to go on, or {_OTHER_WAYS}"
+                        f"{part}: run the same command again to resume, or {_OTHER_WAYS}"
                     ) from error
                 meter.note(f"{reason}; trying again in {_PAUSES[failures]:.0f} s")
                 sleep(_PAUSES[failures])

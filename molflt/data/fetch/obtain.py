@@ -174,7 +174,7 @@ def _damaged(plan: Plan, file: Path, checksum: str) -> InputError:
     if plan.local:
         return InputError(
             f"{file}: damaged, incomplete or another file ({wrong}). If its download was broken off, move it to "
-            f"{plan.part} and run the command without --archive: it goes on from there"
+            f"{plan.part} and run the command without --archive to resume"
         )
     # It is unknown which bytes are wrong, so there is nothing to continue from.
     file.unlink()

@@ -84,7 +84,7 @@ function plotDistances(layer, values, name) {
     cloud.weights.forEach((w, j) => {
       if (log && !w) return;
       const at = {cx: x(distance[j % n]), cy: y(size(w)), fill: log && w < 0 ? "none" : cloud.colour};
-      const head = cloud.kind === "each" ? `, head ${Math.floor(j / n)}` : "";
+      const head = cloud.kind === "each" ? `, head ${Math.floor(j / n) + 1}` : "";
       const made = element("circle", {...dot, ...at, "class": `point ${cloud.kind}`});
       const where = `${page.symbols[j % n]}, atom ${j % n}${head}\n${distance[j % n].toFixed(3)} Å`;
       made.append(element("title", {}, `${where}\nweight ${told(w)}`));

@@ -37,11 +37,11 @@ def parity(found: Evaluation) -> Figure:
     ends = both.min() - 0.1, both.max() + 0.1
     axes.plot(ends, ends, color=_GREY, linewidth=0.8)
     bars = {"ecolor": _BLUE, "elinewidth": 0.5, "alpha": 0.35}
-    axes.errorbar(found.expected, found.predicted, yerr=found.std, fmt="none", **bars)
+    axes.errorbar(found.expected, found.predicted, yerr=found.uncertainty_eV, fmt="none", **bars)
     axes.plot(found.expected, found.predicted, "o", color=_BLUE, markersize=3, markeredgewidth=0, alpha=0.6)
     axes.set(xlabel="DFT / eV", ylabel="pretrained:fg, from the initial geometry / eV")
     axes.set(xlim=ends, ylim=ends)
-    axes.set_title(f"val: {len(found)} structures, MAE {found.mae:.3f} eV", fontsize=10)
+    axes.set_title(f"val, which helped to choose the model: MAE {found.mae:.3f} eV", fontsize=9)
     axes.set_aspect("equal")
     return figure
 
@@ -55,7 +55,7 @@ def answer(found: Sequence[Adsorption]) -> Figure:
     ).values()
     names = [f"{one.metal}{one.face[3:]}" for one in found]
     chart.bar(
-        names, [one.energy for one in found], yerr=[one.uncertainty for one in found], color=_BLUE, ecolor=_GREY
+        names, [one.energy for one in found], yerr=[one.uncertainty_eV for one in found], color=_BLUE, ecolor=_GREY
     )
     chart.axhline(0, color=_GREY, linewidth=0.8)
     chart.set_ylabel("adsorption energy / eV")

@@ -127,7 +127,7 @@ def ship(
         trial.unlink()
         raise SystemExit(f"error: {len(members)} members take {size / 1e6:.1f} MB, more than {LARGEST / 1e6:g}")
     trial.rename(path)
-    spread = np.zeros(len(found)) if found.std is None else found.std
+    spread = np.zeros(len(found)) if found.uncertainty_eV is None else found.uncertainty_eV
     rows = [*about(members, recipe, size), *numbers(found, known, spread), *others(at / train, at / val)]
     measured_here = results.provenance({"data": val})
     results.write(root / NUMBERS, [row | measured_here for row in rows], (*COLUMNS, *results.PROVENANCE), digits=6)
