@@ -17,7 +17,7 @@ def test_a_prepared_set_is_predicted_and_evaluated_as_its_source(
     for name in ("val", "other"):
         done = molflt("prepare", tiny_data / f"{name}.lmdb", "-o", tmp_path / name)
         assert done.status == 0, done
-    assert "6 structures in" in done.out
+    assert "6 structures in" in done.out + done.err
     for source, out in ((tiny_data / "val.lmdb", "a.npz"), (tmp_path / "val", "b.npz")):
         assert molflt("predict", model_path, source, "-o", tmp_path / out).status == 0
     original, prepared = (np.load(tmp_path / name) for name in ("a.npz", "b.npz"))
