@@ -28,16 +28,16 @@ FLOORS = (
 BUDGET = {
     TOP: (7, 420),
     "adsorption": (2, 310),
-    "attention": (36, 3_605),
-    "cli": (10, 1_295),
-    "data": (49, 7_600),
+    "attention": (36, 3_620),
+    "cli": (10, 1_360),
+    "data": (54, 8_400),
     "export": (4, 476),
     "invariance": (2, 320),
     "model": (10, 844),
     "prediction": (8, 1_345),
     "report": (9, 1_130),
     "simulate": (5, 520),
-    "training": (13, 2_085),
+    "training": (14, 2_150),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

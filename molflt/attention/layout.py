@@ -6,6 +6,7 @@ A :class:`Plan` holds the plain numbers of a model that these decisions need. Wo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,31 +67,38 @@ def entries_of(edge_index: np.ndarray, offsets: np.ndarray, n_atoms: int) -> Ent
     Raises:
         ValueError: an edge exists in one direction only.
     """
-    atoms = np.arange(n_atoms)
-    receiver = np.concatenate([edge_index[0], atoms])
-    sender = np.concatenate([edge_index[1], atoms])
-    shifts = np.concatenate([offsets, np.zeros((n_atoms, 3), dtype=offsets.dtype)]).astype(np.int64)
-    forwards, backwards = _keys(receiver, sender, shifts, n_atoms), _keys(sender, receiver, -shifts, n_atoms)
-    # The keys are two ascending runs, which a stable sort merges.
-    order = np.argsort(forwards, kind="stable")
-    receiver, sender, shifts = receiver[order], sender[order], shifts[order]
-    forwards, backwards = forwards[order], backwards[order]
-    # Both lists hold the same keys, and the first is sorted: its places are the ranks of the second.
-    ranks = np.argsort(backwards)
-    if not np.array_equal(backwards[ranks], forwards):
+    atoms, (i, j), offsets = np.arange(n_atoms), edge_index, offsets.astype(np.int64)
+    codes, zero, n_codes = _translations(offsets, n_atoms)
+    keys = (i * n_atoms + j) * n_codes + codes
+    if (np.diff(keys) <= 0).any():
+        order = np.argsort(keys)
+        i, j, offsets, keys = i[order], j[order], offsets[order], keys[order]
+    itself = np.zeros(len(i) + n_atoms, dtype=bool)
+    itself[np.searchsorted(keys, atoms * (n_atoms + 1) * n_codes + zero) + atoms] = True
+    receiver, sender, shifts = np.empty(len(itself), np.int64), np.empty(len(itself), np.int64), None
+    receiver[itself], receiver[~itself] = atoms, i
+    sender[itself], sender[~itself] = atoms, j
+    if offsets.any():
+        shifts = np.zeros((len(itself), 3), dtype=np.int32)
+        shifts[~itself] = offsets
+    reverse = _reverse(receiver, sender, n_atoms)
+    if (
+        (np.diff(keys) == 0).any()
+        or not np.array_equal(receiver[reverse], sender)
+        or not np.array_equal(sender[reverse], receiver)
+        or (shifts is not None and (shifts[reverse] + shifts).any())
+    ):
         raise ValueError("a neighbour list must hold every edge in both directions, and none twice")
-    reverse = ranks
     counts = np.bincount(receiver, minlength=n_atoms)
     starts = np.concatenate([[0], np.cumsum(counts)])
     width = int(counts.max(initial=0))
     slot = np.arange(len(receiver)) + np.repeat(atoms * width - starts[:-1], counts)
     sender_of_slot, reverse_of_slot = np.repeat(atoms, width), np.arange(n_atoms * width)
     sender_of_slot[slot], reverse_of_slot[slot] = sender, slot[reverse]
-    itself = (receiver == sender) & ~shifts.any(axis=1)
     return Entries(
         receiver=torch.from_numpy(receiver),
         sender=torch.from_numpy(sender),
-        offsets=torch.from_numpy(shifts.astype(np.int32)) if shifts.any() else None,
+        offsets=None if shifts is None else torch.from_numpy(shifts),
         row_starts=torch.from_numpy(starts.astype(np.int32)),
         reverse=torch.from_numpy(reverse),
         others=torch.from_numpy(1.0 - itself),
@@ -101,20 +109,35 @@ def entries_of(edge_index: np.ndarray, offsets: np.ndarray, n_atoms: int) -> Ent
     )
 
 
-def _keys(i: np.ndarray, j: np.ndarray, shifts: np.ndarray, n_atoms: int) -> np.ndarray:
-    """One number for each edge, ascending with receiver, sender and translation."""
+def _translations(shifts: np.ndarray, n_atoms: int) -> tuple[np.ndarray, int, int]:
+    """(n_edges,) one number for each translation, in their order; that of none, and how many there may be."""
     reach = int(np.abs(shifts).max(initial=0))
     width = 2 * reach + 1
     if max(n_atoms, 1) ** 2 * width**3 >= 1 << 62:
         # Translations are replaced by their ranks, which take fewer numbers.
-        _, ranks = np.unique(np.concatenate([shifts, -shifts]), axis=0, return_inverse=True)
-        ranks = ranks.reshape(-1)[: len(shifts)]
-        return np.asarray((i * n_atoms + j) * (2 * len(shifts) + 1) + ranks)
-    numbers = i * n_atoms + j
-    if reach:
-        for axis in range(3):
-            numbers = numbers * width + (shifts[:, axis] + reach)
-    return np.asarray(numbers)
+        _, ranks = np.unique(np.concatenate([shifts, np.zeros((1, 3), shifts.dtype)]), axis=0, return_inverse=True)
+        ranks = ranks.reshape(-1)
+        return ranks[:-1], int(ranks[-1]), len(ranks)
+    codes = np.zeros(len(shifts), dtype=np.int64)
+    for axis in range(3 if reach else 0):
+        codes = codes * width + (shifts[:, axis] + reach)
+    return codes, width**3 // 2, width**3
+
+
+def _reverse(receiver: np.ndarray, sender: np.ndarray, n_atoms: int) -> np.ndarray:
+    """Reverse of every entry of a symmetric list by receiver, sender and translation.
+
+    A stable sort by sender gives the entries (j, i) in the order of the entries (i, j). Translations of one pair of
+    atoms are then in the wrong order, as (i, j, S) and (j, i, −S) are reverses.
+    """
+    # NumPy sorts integers of 16 bits by counting.
+    by_sender = np.argsort(sender.astype(np.uint16 if n_atoms <= 1 << 16 else np.int64), kind="stable")
+    pairs = receiver * n_atoms + sender
+    first = np.flatnonzero(np.diff(pairs, prepend=-1))
+    if len(first) == len(pairs):
+        return by_sender
+    counts = np.diff(first, append=len(pairs))
+    return by_sender[np.repeat(2 * first + counts - 1, counts) - np.arange(len(pairs))]
 
 
 @dataclass(frozen=True)
@@ -188,22 +211,29 @@ class Plan:
             charges = replace(charges, held=held_of(layout.of_charges.groups))
         return replace(self, far=far, charges=charges)
 
-    def __call__(self, batch: Any, n_max: int | None = None) -> Layout:
-        """Return the layout of a batch with its neighbour list (see ``molflt.vocabulary``)."""
+    def __call__(self, batch: Any, n_max: int | None = None, reach: float = math.inf) -> Layout:
+        """Return the layout of a batch with its neighbour list (see ``molflt.vocabulary``).
+
+        No pair of the list is further apart than ``reach``, Å.
+        """
         positions, cells = (_on_host(t).astype(np.float64) for t in (batch.positions, batch.cell))
         pbc, structure = _on_host(batch.pbc), _on_host(batch.batch)
         edge_index, offsets = _on_host(batch.edge_index), _on_host(batch.cell_offsets)
         sizes = np.bincount(structure, minlength=len(cells))
         starts = np.concatenate([[0], np.cumsum(sizes)])
         near = wide = entries_of(edge_index, offsets, len(positions)) if self.wide else None
-        i, j = edge_index
-        delta = positions[i] - positions[j]
-        if offsets.any():
-            delta -= np.einsum("ek,ekl->el", offsets.astype(np.float64), cells[structure[i]])
-        # A pair just outside may be just inside once displacements are rounded.
-        inside = np.einsum("ek,ek->e", delta, delta) < ((self.cutoff + 2 * self.skin) * (1 + 1e-6)) ** 2
-        if near is None or not inside.all():
-            near = entries_of(edge_index[:, inside], offsets[inside], len(positions))
+        longest = (self.cutoff + 2 * self.skin) * (1 + 1e-6)
+        if reach > longest:
+            i, j = edge_index
+            delta = positions[i] - positions[j]
+            if offsets.any():
+                delta -= np.einsum("ek,ekl->el", offsets.astype(np.float64), cells[structure[i]])
+            # A pair just outside may be just inside once displacements are rounded.
+            inside = np.einsum("ek,ek->e", delta, delta) < longest**2
+            if not inside.all():
+                edge_index, offsets, near = edge_index[:, inside], offsets[inside], None
+        if near is None:
+            near = entries_of(edge_index, offsets, len(positions))
         each = zip(np.split(positions, starts[1:-1]), cells, pbc, strict=True)
         structures, groups = [Structure(*one) for one in each], []
         for plan in (self.far, self.charges):

@@ -1,62 +1,117 @@
-"""``molflt convert`` and ``molflt fetch``: data to train on."""
+"""``molflt convert``, ``prepare`` and ``fetch``: data to train on."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from molflt.cli.terminal import ACCEPT_UNCONVERGED, PAIRS, TAGS, errors, say
-from molflt.errors import InputError
+from molflt.cli.terminal import ACCEPT_UNCONVERGED, PAIRS, TAGS, errors, say, warn
+from molflt.errors import InputError, listed
 from molflt.vocabulary import EnergyUnit, Per, TagConvention
+
+if TYPE_CHECKING:
+    from molflt.data.reading import ReadOptions
+
+
+LABEL = typer.Option(None, help="Name of the energy in the data.", show_default=False)
+UNIT = typer.Option("eV", help="Unit of the energies in the data.")
+PER = typer.Option("structure", help="Whether energies in the data are per structure or per atom.")
+FORCE_LABEL = typer.Option(None, help="Name of the forces in the data.", show_default=False)
+FORCE_UNIT = typer.Option(
+    None, help="Unit of the forces, as in Hartree/bohr.  [default: that of the energies per Ang]"
+)
+TARGET = typer.Option("energy", help="Quantity that the energy is stored as.")
+OPEN_SHELLS = typer.Option(False, "--allow-charged", help="Take open shells as well. Charges are kept in any case.")
+Becomes = Literal["y_relaxed", "y_init", "energy"]
+
+
+def _reading(given: dict[str, str | None], **options: bool | str) -> ReadOptions:
+    """Return options of reading, from what was given of labels and of the rest."""
+    from molflt.data.labels import LabelSpec, checked_force_unit
+    from molflt.data.reading import ReadOptions
+
+    spec = LabelSpec.model_validate(given | {"force_unit": checked_force_unit(given["force_unit"])})
+    return ReadOptions(**options, labels=None if spec == LabelSpec() else spec)  # type: ignore[arg-type]
 
 
 def convert_command(
     paths: list[str] = typer.Argument(..., metavar="IN... OUT.lmdb", help="Any readable structures, then the LMDB."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing file."),
-    label: str = typer.Option(None, help="Name of the energy in the data.", show_default=False),
-    unit: EnergyUnit = typer.Option("eV", help="Unit of the energies in the data."),
-    per: Per = typer.Option("structure", help="Whether energies in the data are per structure or per atom."),
-    force_label: str = typer.Option(None, help="Name of the forces in the data.", show_default=False),
-    force_unit: str = typer.Option(
-        None, help="Unit of the forces, as in Hartree/bohr.  [default: that of the energies per Ang]"
-    ),
-    target: Literal["y_relaxed", "y_init", "energy"] = typer.Option(
-        "energy", help="Quantity that the energy is stored as."
-    ),
+    label: str = LABEL,
+    unit: EnergyUnit = UNIT,
+    per: Per = PER,
+    force_label: str = FORCE_LABEL,
+    force_unit: str = FORCE_UNIT,
+    target: Becomes = TARGET,
     pairs: bool = PAIRS,
     tags: TagConvention = TAGS,
-    allow_charged: bool = typer.Option(
-        False, "--allow-charged", help="Take open shells as well. Charges are kept in any case."
-    ),
+    allow_charged: bool = OPEN_SHELLS,
     accept_unconverged: bool = ACCEPT_UNCONVERGED,
 ) -> None:
     """Convert structures to an LMDB in the layout of OC20. Repeat the command to resume an interrupted conversion.
 
     Example: molflt convert relaxed/*.traj train.lmdb
     """
-    from molflt.data.labels import LabelSpec, checked_force_unit
     from molflt.data.oc20.writer import convert
-    from molflt.data.reading import ReadOptions
 
     *inputs, out = paths
     if not inputs or not out.endswith(".lmdb"):
         raise InputError(
             f"the last argument must be the LMDB to write, as in 'molflt convert IN OUT.lmdb', not {out}"
         )
-    given = {"label": label, "unit": unit, "per": per, "force_label": force_label}
-    spec = LabelSpec.model_validate({"target": target, **given, "force_unit": checked_force_unit(force_unit)})
+    given = {"label": label, "unit": unit, "per": per, "force_label": force_label, "force_unit": force_unit}
+    taken = {"allow_charged": allow_charged, "accept_unconverged": accept_unconverged, "pairs": pairs}
+    with _to_be_continued():
+        count = convert(inputs, out, overwrite, _reading({"target": target, **given}, tags=tags, **taken))
+    say(f"{count} structure{'s' * (count != 1)} in {out}")
+
+
+def prepare_command(
+    inputs: list[str] = typer.Argument(..., metavar="IN...", help="Any readable structures.", show_default=False),
+    out: Path = typer.Option(..., "--out", "-o", help="Folder to make or to go on with.", show_default=False),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace another prepared set."),
+    label: str = LABEL,
+    unit: EnergyUnit = UNIT,
+    per: Per = PER,
+    force_label: str = FORCE_LABEL,
+    force_unit: str = FORCE_UNIT,
+    target: Becomes = TARGET,
+    pairs: bool = PAIRS,
+    tags: TagConvention = TAGS,
+    allow_charged: bool = OPEN_SHELLS,
+    accept_unconverged: bool = ACCEPT_UNCONVERGED,
+) -> None:
+    """Prepare a large set once, on all cores; training and evaluation then open the folder in seconds.
+
+    Repeat the command to resume an interrupted preparation.
+
+    Example: molflt prepare oc20/all/train/data.lmdb -o oc20/train
+    """
+    from molflt.data.prepare import prepare
+
+    given = {"label": label, "unit": unit, "per": per, "force_label": force_label, "force_unit": force_unit}
+    taken = {"allow_charged": allow_charged, "accept_unconverged": accept_unconverged, "pairs": pairs}
+    with _to_be_continued():
+        made = prepare(inputs, out, _reading({"target": target, **given}, tags=tags, **taken), overwrite)
+    if reasons := list(made.unusable().values()):
+        n = len(reasons)
+        what = f"{n:,} structure{'s' * (n != 1)} cannot be used; data.on_error=skip trains without"
+        warn(listed(what, reasons))
+    say(f"{len(made):,} structures in {out}")
+
+
+@contextmanager
+def _to_be_continued() -> Iterator[None]:
+    """Say how to go on after the system has refused."""
     try:
-        labels = None if spec == LabelSpec() else spec
-        options = ReadOptions(
-            allow_charged, accept_unconverged=accept_unconverged, pairs=pairs, tags=tags, labels=labels
-        )
-        count = convert(inputs, out, overwrite, options)
+        yield
     except OSError as error:
         error.add_note("then repeat the command to resume")
         raise
-    say(f"{count} structure{'s' * (count != 1)} in {out}")
 
 
 def fetch_command(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def evaluate_command(
     context: typer.Context,
     model: Path = terminal.MODEL,
-    data: str = typer.Argument(
-        ..., help="LMDB file or folder, or any file of labelled structures.", show_default=False
+    data: list[str] = typer.Argument(
+        ..., help="LMDB files or folders, or any files of labelled structures.", show_default=False
     ),
     label: str = typer.Option(None, help="Name of the energy in the data.  [default: as in training]"),
     unit: EnergyUnit = typer.Option(None, help="Unit of the energies in the data.  [default: as in training]"),
@@ -56,7 +56,8 @@ def evaluate_command(
 ) -> None:
     """Evaluate a model on labelled structures: MAE, RMSE, EwT; for an ensemble, also its uncertainties.
 
-    A report with plots and the structures of the largest errors is written beside the model.
+    A report with plots and the structures of the largest errors is written beside the model. Several sets, as the
+    four of OC20, make one table and one report.
 
     Example: molflt evaluate runs/tiny data/fg/val.lmdb
     """
@@ -69,48 +70,55 @@ def evaluate_command(
     if report is not None:
         terminal.claim_new_file(context, report, (".html", ".htm"), overwrite, "a report")
     loaded = load(model, device, frequencies=far_field_method)
-    found = evaluate(
-        loaded,
-        data,
-        label=label,
-        unit=unit,
-        per=per,
-        force_label=force_label,
-        force_unit=force_unit,
-        forces=forces,
-        max_atoms=max_atoms,
-        options=ReadOptions(
-            allow_charged,
-            conformers,
-            pairs=pairs,
-            accept_unconverged=accept_unconverged,
-            tags=tags,
-            on_bad="skip" if on_error == "skip" else "stop",
-        ),
+    options = ReadOptions(
+        allow_charged,
+        conformers,
+        pairs=pairs,
+        accept_unconverged=accept_unconverged,
+        tags=tags,
+        on_bad="skip" if on_error == "skip" else "stop",
     )
-    if found.skipped:
-        n = len(found.skipped)
-        terminal.warn(listed(f"{n} structure{'s were' if n != 1 else ' was'} skipped", found.skipped))
-    if line := found.prediction.of_conformers():
-        terminal.say(line)
-    for lines in (*found.prediction.doubts(), *found.warnings):
-        terminal.warn(lines)
-    calibration: Calibration | None = None
-    try:
-        calibration = found.calibration()
-    except InputError as error:
-        terminal.warn(f"{found.source}: {error}")
+    given = {"label": label, "unit": unit, "per": per, "force_label": force_label, "force_unit": force_unit}
+    sets: list[Evaluation] = []
+    contents: list[dict[str, Any]] = []
+    for source in data:
+        found = evaluate(
+            loaded,
+            source,
+            name=_name(source),
+            forces=forces,
+            max_atoms=max_atoms,
+            options=options,
+            **given,  # type: ignore[arg-type]
+        )
+        sets.append(found)
+        if found.skipped:
+            n = len(found.skipped)
+            terminal.warn(listed(f"{n} structure{'s were' if n != 1 else ' was'} skipped", found.skipped))
+        if line := found.prediction.of_conformers():
+            terminal.say(line)
+        for lines in (*found.prediction.doubts(), *found.warnings):
+            terminal.warn(lines)
+        calibration: Calibration | None = None
+        try:
+            calibration = found.calibration()
+        except InputError as error:
+            terminal.warn(f"{found.source}: {error}")
+        if as_json:
+            what = {"model": str(model), "data": source, "target": loaded.target}
+            unknown = unknown_elements(loaded.members[0], found.prediction.elements)
+            contents.append(what | _content(found, calibration, unknown, len(loaded.members)))
+        else:
+            _print(found, calibration, loaded.target, len(loaded.members))
     if as_json:
-        what = {"model": str(model), "data": data, "target": loaded.target}
-        unknown = unknown_elements(loaded.members[0], found.prediction.elements)
-        terminal.answer_json(what | _content(found, calibration, unknown, len(loaded.members)))
-    else:
-        _print(found, calibration, loaded.target, len(loaded.members))
+        terminal.answer_json(contents[0] if len(data) == 1 else {"sets": contents})
+    elif len(sets) > 1:
+        _print_table(sets)
     if report is None and (as_json or no_report):
         return
     path = _default_report(model, data, overwrite) if report is None else report
     try:
-        evaluation_report(path, loaded.members, [found], terminal.command_line())
+        evaluation_report(path, loaded.members, sets, terminal.command_line())
     except OSError as error:
         if report is not None:
             raise
@@ -121,15 +129,32 @@ def evaluate_command(
             terminal.say(f"report: {path}")
 
 
-def _default_report(model: Path, data: str, overwrite: bool) -> Path:
+def _name(data: str) -> str:
+    """Name of a set; OC20 calls every split data.lmdb."""
+    path = Path(data)
+    return path.parent.name if path.stem == "data" else path.stem
+
+
+def _print_table(sets: list[Evaluation]) -> None:
+    from rich.table import Table
+
+    table = Table("set", "structures", "MAE / eV", "RMSE / eV", "EwT / %")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for found in sets:
+        of_set = found.metrics
+        errors = (f"{of_set.energy_mae:.4f}", f"{of_set.energy_rmse:.4f}", f"{100 * of_set.ewt:.2f}")
+        table.add_row(found.name, f"{of_set.n:,}", *errors)
+    terminal.output.print(table)
+
+
+def _default_report(model: Path, data: list[str], overwrite: bool) -> Path:
     """Path beside the model, named after the data; numbered if an earlier report has the name."""
     from molflt.prediction.members import split_member
 
     whole = Path(split_member(model)[0])
     folder = whole if whole.is_dir() else whole.parent
-    path = Path(data)
-    # OC20 calls every split data.lmdb.
-    name = f"report-{path.parent.name if path.stem == 'data' else path.stem}"
+    name = f"report-{_name(data[0])}" + (f"-and-{len(data) - 1}-more" if len(data) > 1 else "")
     found = folder / f"{name}.html"
     return found if overwrite else terminal.unused(found)
 

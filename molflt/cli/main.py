@@ -26,6 +26,7 @@ _COMMANDS = {
     "check-invariance": "evaluate",
     "info": "inspect",
     "convert": "data",
+    "prepare": "data",
     "average": "models",
     "export": "models",
     "config": "train",

@@ -44,6 +44,7 @@ def train_command(
         "never", help="auto: resume the run in --out after its last finished epoch."
     ),
     compile_: Compile = typer.Option(None, "--compile", help="Short for trainer.compile=.", show_default=False),
+    cache: str = typer.Option(None, help="Short for data.cache=: where large data are prepared.", show_default=False),
     report: bool = typer.Option(True, "--report/--no-report", help="Write report.html at the end."),
 ) -> None:
     """Train a model of energies, of energies and forces, or of adsorption energies.
@@ -59,7 +60,8 @@ def train_command(
     from molflt.training.launch import is_first_process
 
     first = is_first_process()
-    overrides = [*(overrides or []), *([f"trainer.compile={compile_}"] if compile_ else [])]
+    short = {"trainer.compile": compile_, "data.cache": cache}
+    overrides = [*(overrides or []), *(f"{key}={value}" for key, value in short.items() if value)]
     base: str | None = config
     if base is not None and "=" in base and not Path(base).exists():
         overrides.insert(0, base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,7 +149,7 @@ class AtomBudgetSampler(Sampler[list[int]]):
         return parts
 
 
-def collate(structures: Sequence[Data], plan: Callable[[Batch], Any] | None = None) -> Batch:
+def collate(structures: Sequence[Data], plan: Callable[..., Any] | None = None, reach: float = math.inf) -> Batch:
     """Put structures into one batch.
 
     Per-atom fields are concatenated, per-structure fields stacked, ``edge_index`` counts through the batch;
@@ -160,6 +161,7 @@ def collate(structures: Sequence[Data], plan: Callable[[Batch], Any] | None = No
         structures: with their neighbour lists.
         plan: of the model that the batch is for, which lays it out (:class:`molflt.attention.layout.Plan`) here, in
             a worker, and not while a device waits. Without it the model does so itself.
+        reach: Å, beyond which there is nothing in the neighbour lists.
 
     Raises:
         InputError: there are none, or only some of them have a label or a neighbour list.
@@ -180,7 +182,7 @@ def collate(structures: Sequence[Data], plan: Callable[[Batch], Any] | None = No
             )
     batch = Batch.from_data_list(list(structures), exclude_keys=sorted(partial | {"conformers", "info", "extra"}))
     if plan is not None:
-        batch.layout = plan(batch)
+        batch.layout = plan(batch, reach=reach)
     return batch
 
 
@@ -197,7 +199,7 @@ class StructureCollater:
 
     cutoff: float
     all_pairs_if_isolated: bool = False
-    plan: Callable[[Batch], Any] | None = None
+    plan: Callable[..., Any] | None = None
 
     def __call__(self, structures: Sequence[Data]) -> Batch:
         """Attach neighbour lists to copies of the structures and put these into a batch."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -147,6 +149,15 @@ class ConcatDataset:
         return np.concatenate(sizes) if sizes else np.zeros(0, dtype=np.int64)
 
 
+MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
+"""Of a prepared set."""
+
+
+def is_prepared(path: Path) -> bool:
+    """True for the folder of a prepared set, finished or not."""
+    return (path / MANIFEST).is_file() or (path / UNFINISHED).is_file()
+
+
 _WHOLE, _END = 64 << 20, 1 << 20
 """Most bytes of a file that is hashed completely, and bytes hashed at either end of a larger one."""
 
@@ -154,7 +165,8 @@ _WHOLE, _END = 64 << 20, 1 << 20
 def fingerprint(path: str | os.PathLike[str]) -> str:
     """Compute a cheap fingerprint of a data set's content, independent of its location.
 
-    It is the SHA-256 of names, sizes and contents; for a file above 64 MiB only of the first and last MiB.
+    It is the SHA-256 of names, sizes and contents; for a file above 64 MiB only of the first and last MiB. That of a
+    prepared set is the one of the data it was made of.
 
     Raises:
         InputError: nothing there, or it cannot be read.
@@ -162,12 +174,12 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     source = Path(path)
     if not source.exists():
         raise InputError(f"{source}: no such file or folder")
-    if source.is_dir():
-        # lock files and stored sizes come and go
-        files = [f for f in sorted(source.rglob("*")) if f.is_file() and not is_companion(f)]
-        names = [f.relative_to(source).as_posix() for f in files]
-    else:
-        files, names = [source], [source.name]
+    if (prepared := source / MANIFEST).is_file():
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            (known,) = json.loads(prepared.read_text(encoding="utf-8"))["data"]
+            return str(known)
+    files = data_files(source)
+    names = [file.relative_to(source).as_posix() if source.is_dir() else file.name for file in files]
     digest = hashlib.sha256()
     try:
         for file, name in zip(files, names, strict=True):
@@ -185,6 +197,15 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     except OSError as error:
         raise InputError(f"{source}: cannot be read: {error}") from error
     return digest.hexdigest()
+
+
+def data_files(source: Path) -> list[Path]:
+    """Return the file, or all files of a folder, without what belongs to them."""
+    if not source.is_dir():
+        return [source]
+    # Lock files, stored sizes and prepared sets come and go.
+    found = (path for path in sorted(source.rglob("*")) if path.is_file())
+    return [path for path in found if not any(map(is_companion, (path, *path.relative_to(source).parents)))]
 
 
 def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int, InputError]) -> None:
@@ -205,5 +226,7 @@ def refuse_unusable(structures: StructureDataset, where: str, known: Mapping[int
 
 
 def is_companion(path: Path) -> bool:
-    """True if a file belongs to data files: a lock, stored sizes, a partial file."""
-    return path.name.endswith((".natoms", ".natoms.npz", "-lock", "lock.mdb", ".lock", ".partial"))
+    """True if a file belongs to data files: a lock, stored sizes, a partial file, a prepared set."""
+    return ".prepared-" in path.name or path.name.endswith(
+        (".natoms", ".natoms.npz", "-lock", "lock.mdb", ".lock", ".partial")
+    )

@@ -86,6 +86,8 @@ def unwrap(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarr
         return positions
     i, j = np.triu_indices(n, 1)
     vectors = positions[j] - positions[i]
+    if pbc.all() and _are_shortest(vectors, cell):
+        return positions
     as_given = csr_array((np.linalg.norm(vectors, axis=1), (i, j)), shape=(n, n))
     if minimum_spanning_tree(as_given).data.max() < _BONDED:
         return positions

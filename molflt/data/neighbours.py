@@ -23,7 +23,11 @@ _EXACT = "donot_use_mm_for_euclid_dist"
 
 
 def neighbour_list(
-    positions: ArrayLike | Tensor, cell: ArrayLike | Tensor, pbc: ArrayLike | Tensor, cutoff: float
+    positions: ArrayLike | Tensor,
+    cell: ArrayLike | Tensor,
+    pbc: ArrayLike | Tensor,
+    cutoff: float,
+    checked: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Find every ordered pair of atoms, images included, closer than a cutoff.
 
@@ -35,6 +39,8 @@ def neighbour_list(
         cell: (3, 3) or (1, 3, 3), Å, lattice vectors as rows.
         pbc: (3,) or (1, 3), bool.
         cutoff: Å, positive.
+        checked: whether :mod:`molflt.data.quality.extents` has checked the structure, perhaps with its atoms
+            elsewhere by some hundredths of an Å.
 
     Returns:
         edge_index: (2, n_edges) int64; (i, j): atom j sends to atom i.
@@ -49,23 +55,21 @@ def neighbour_list(
     periodic = np.asarray(pbc, dtype=bool).reshape(3)
     if not (np.isfinite(cutoff) and cutoff > 0):
         raise InputError(f"the cutoff must be a positive length in Å, not {cutoff}")
-    if len(bad := np.flatnonzero(~np.isfinite(points).all(axis=1))):
+    if not checked and len(bad := np.flatnonzero(~np.isfinite(points).all(axis=1))):
         raise InputError(f"atom {bad[0]} has a position that is not finite: {points[bad[0]]}")
     if len(points) == 0:
         return torch.zeros((2, 0), dtype=torch.int64), torch.zeros((0, 3), dtype=torch.int32)
-    pairs, shifts, distances = search(points, lattice, periodic, cutoff)
+    pairs, shifts, distances = search(points, lattice, periodic, cutoff, checked)
     if len(close := np.flatnonzero(distances < SHORTEST)):
         first = close[np.lexsort((pairs[close, 1], pairs[close, 0]))[0]]
         i, j = pairs[first]
         raise InputError(f"atoms {i} and {j} coincide (distance {distances[first]:.1e} Å); remove one of them")
-    edge_index, shifts = pairs.T.astype(np.int64, order="C"), shifts.astype(np.int64)
+    edge_index, shifts = np.ascontiguousarray(pairs.T), shifts.astype(np.int32)
     order = _order(edge_index, shifts, len(points))
-    # Small integers save memory: there are many edges, and their translations are small.
-    offsets = shifts.astype(np.int32).take(order, axis=0)
-    return torch.from_numpy(edge_index.take(order, axis=1)), torch.from_numpy(offsets)
+    return torch.from_numpy(edge_index.take(order, axis=1)), torch.from_numpy(shifts.take(order, axis=0))
 
 
-def near_pairs(data: Data, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
+def near_pairs(data: Data, cutoff: float, checked: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Find pairs as in :func:`neighbour_list`, (n_pairs, 2), in any order.
 
     Their distances, (n_pairs,) Å, are returned as well.
@@ -73,32 +77,35 @@ def near_pairs(data: Data, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
     """
-    pairs, _, distances = search(data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy(), cutoff)
+    pairs, _, distances = search(data.positions.numpy(), data.cell[0].numpy(), data.pbc[0].numpy(), cutoff, checked)
     return pairs, distances
 
 
 def search(
-    points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray, cutoff: float
+    points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray, cutoff: float, checked: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find pairs (n_pairs, 2) closer than a cutoff, their shifts (n_pairs, 3) and distances.
 
     The order is arbitrary, and so are shifts along directions that are not periodic. Distances are (n_pairs,) Å.
+    With ``checked`` the structure is taken for valid.
 
     Raises:
         InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
     """
-    check_extents(points, lattice, periodic)
+    if not checked:
+        check_extents(points, lattice, periodic)
     # far from the origin, the distances would lose digits
     points = points - points.mean(axis=0)
     box = _bounding_box(points, lattice, periodic, cutoff)
-    check_pairs(points, box, periodic, cutoff)
-    if np.prod(np.maximum(heights(box) / cutoff, 1.0)) > _MOST_CELLS:
+    height = heights(box)
+    check_pairs(points, box, periodic, cutoff, height)
+    if np.prod(np.maximum(height / cutoff, 1.0)) > _MOST_CELLS:
         return _search_by_tree(points, box, cutoff)
     # one thread: DataLoader workers already use the cores
     search = NeighborList(cutoff=cutoff, full_list=True, n_threads=1)
     pairs, shifts, distances = search.compute(points, box, True, "PSd")
     # The search returns unsigned indices.
-    return pairs.astype(np.int64), shifts, distances
+    return pairs.view(np.int64), shifts, distances
 
 
 def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -137,17 +144,17 @@ def _order(edge_index: np.ndarray, shifts: np.ndarray, n_atoms: int) -> np.ndarr
     """(n_edges,) int64: order of edges (2, n_edges) by receiver, sender and translation."""
     reach = int(np.abs(shifts).max(initial=0))
     width = 2 * reach + 1
-    i, j, a, b, c = *edge_index, *shifts.T
+    i, j, a, b, c = *edge_index, *shifts.T.astype(np.int64)
     if n_atoms**2 * width**3 >= 1 << 62:
         return np.lexsort((c, b, a, j, i))
-    # one number an edge is sorted far faster than five; all are different, so any sort gives the same order
+    # one number an edge is sorted far faster than five; the search's order is nearly this, and a stable sort sees it
     numbers = i * n_atoms + j
     for shift in (a, b, c):
         numbers = numbers * width + (shift + reach)
-    return np.argsort(numbers)
+    return np.argsort(numbers, kind="stable")
 
 
-def attach_neighbours(data: Data, cutoff: float, all_pairs_if_isolated: bool = False) -> Data:
+def attach_neighbours(data: Data, cutoff: float, all_pairs_if_isolated: bool = False, checked: bool = False) -> Data:
     """Set ``edge_index`` and ``cell_offsets`` on a structure.
 
     Args:
@@ -155,6 +162,7 @@ def attach_neighbours(data: Data, cutoff: float, all_pairs_if_isolated: bool = F
         cutoff: Å.
         all_pairs_if_isolated: connect every ordered pair of different atoms, whatever their distance, when no
             direction is periodic.
+        checked: as for ``neighbour_list``.
 
     Returns:
         The same structure.
@@ -167,7 +175,7 @@ def attach_neighbours(data: Data, cutoff: float, all_pairs_if_isolated: bool = F
             edge_index = _all_pairs(data.positions)
             offsets = torch.zeros((edge_index.shape[1], 3), dtype=torch.int32)
         else:
-            edge_index, offsets = neighbour_list(data.positions, data.cell, data.pbc, cutoff)
+            edge_index, offsets = neighbour_list(data.positions, data.cell, data.pbc, cutoff, checked)
     except InputError as error:
         raise _of_structure(data, error) from error
     data.edge_index, data.cell_offsets = edge_index, offsets
@@ -196,9 +204,9 @@ def _bounding_box(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray,
     structure) is replaced by one at right angles to the periodic vectors, and long enough that no image of
     an atom along it comes within the cutoff. One search then handles every kind of boundary.
     """
-    normals = open_directions(lattice, periodic)
     box = lattice.copy()
     if not periodic.all():
+        normals = open_directions(lattice, periodic)
         extents = np.ptp(points @ normals.T, axis=0)
         box[~periodic] = normals * (extents + cutoff + 1.0)[:, None]
     return box

@@ -18,12 +18,21 @@ from torch_geometric.data import Data
 
 from molflt import vocabulary
 from molflt.data.ase import from_atoms
-from molflt.data.dataset import ConcatDataset, ListDataset, StructureDataset, is_companion
+from molflt.data.dataset import ConcatDataset, ListDataset, StructureDataset, is_companion, is_prepared
 from molflt.data.formats import DATABASES, TABLES, is_molecules, of_run, reader_of, say_left_out
 from molflt.data.rdkit import check_text, from_any_mol, from_text
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.data.record import check_structure
-from molflt.data.runs import NO_PAIRS, files_of, find_pairs, find_runs, named_ends, read_calculations, suggest_pairs
+from molflt.data.runs import (
+    NO_PAIRS,
+    Calculation,
+    files_of,
+    find_pairs,
+    find_runs,
+    named_ends,
+    read_calculations,
+    suggest_pairs,
+)
 from molflt.data.text import bare_suffix
 from molflt.errors import InputError, InputWarning, in_line, noting, refuse
 from molflt.files import standard_input
@@ -56,17 +65,24 @@ def open_dataset(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -
 
 
 def _open_folder(folder: Path, options: ReadOptions) -> StructureDataset:
+    if is_prepared(folder):
+        from molflt.data.prepared import PreparedSet
+
+        return PreparedSet(folder, options)
     if (folder / "data.mdb").is_file():
         say_left_out(folder, [folder / "data.mdb"])
         return reader_of(folder / "data.mdb")(folder, options)
+    calculations, files = _contents(folder, options)
+    found = [read_calculations(calculations, folder, options)] if calculations else []
+    return ConcatDataset([*found, *_all(files, lambda file: open_dataset(file, options), str(folder))])
 
-    def opened(files: list[Path]) -> list[StructureDataset]:
-        return _all(files, lambda file: open_dataset(file, options), str(folder))
 
+def _contents(folder: Path, options: ReadOptions) -> tuple[list[Calculation], list[Path]]:
+    """Calculations and further files of a folder."""
     children = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not is_companion(path))
     if databases := [path for path in children if path.suffix in DATABASES]:
         say_left_out(folder, databases)
-        return ConcatDataset(opened(databases))
+        return [], databases
     pairs = find_pairs(children) if options.makes_pairs else []
     if not pairs:
         suggest_pairs(filter(Path.is_file, children), str(folder))
@@ -90,8 +106,21 @@ def _open_folder(folder: Path, options: ReadOptions) -> StructureDataset:
             )
         )
     say_left_out(folder, used.union(files))
-    found = [read_calculations(calculations, folder, options)] if calculations else []
-    return ConcatDataset([*found, *opened(files)])
+    return calculations, files
+
+
+def is_database(text: str) -> bool:
+    """True for an LMDB, whose records are read one by one."""
+    return Path(text).suffix in DATABASES or (Path(text) / "data.mdb").is_file()
+
+
+def pieces(text: str, options: ReadOptions) -> list[str]:
+    """Return what can be opened one after the other in place of an input."""
+    folder = Path(text)
+    if not folder.is_dir() or is_database(text) or is_prepared(folder):
+        return [text]
+    calculations, files = _contents(folder, options)
+    return [text] if calculations else [piece for file in files for piece in pieces(str(file), options)]
 
 
 def paths_behind(text: str) -> list[str]:

@@ -50,7 +50,7 @@ _SAME = 0.01
 
 
 @dataclass(frozen=True)
-class _Calculation:
+class Calculation:
     """Files of a calculation; the last of several frames counts."""
 
     name: str
@@ -72,7 +72,7 @@ def named_ends(paths: Iterable[Path]) -> dict[tuple[Path, str], tuple[list[Path]
     return found
 
 
-def find_pairs(paths: Iterable[Path]) -> list[_Calculation]:
+def find_pairs(paths: Iterable[Path]) -> list[Calculation]:
     """Find relaxations among files and folders, by their names; often there are none.
 
     Raises:
@@ -81,7 +81,7 @@ def find_pairs(paths: Iterable[Path]) -> list[_Calculation]:
     found = named_ends(paths)
     if not any(all(ends) for ends in found.values()):
         return []
-    calculations: list[_Calculation] = []
+    calculations: list[Calculation] = []
     for (_, name), (initial, relaxed) in found.items():
         if len(initial) > 1 or len(relaxed) > 1:
             raise InputError(f"{', '.join(map(str, initial + relaxed))}: which of them are a pair? Leave two")
@@ -99,19 +99,19 @@ def suggest_pairs(paths: Iterable[Path], where: str) -> None:
         remark(where, f"{first}{more} are read as two structures; {remedy}")
 
 
-def find_runs(folder: Path, pairs: Iterable[_Calculation] = ()) -> list[_Calculation]:
+def find_runs(folder: Path, pairs: Iterable[Calculation] = ()) -> list[Calculation]:
     """Find runs of VASP in this folder or its subfolders that are not ends of pairs."""
     paired = files_of(pairs)
     return [run for run in _runs(folder) if paired.isdisjoint(files_of([run]))]
 
 
-def files_of(calculations: Iterable[_Calculation]) -> set[Path]:
+def files_of(calculations: Iterable[Calculation]) -> set[Path]:
     """Return the files that are read from calculations."""
     return {p for c in calculations for p in (c.initial, c.relaxed, c.output) if p is not None}
 
 
 def read_calculations(
-    calculations: Sequence[_Calculation], folder: Path, options: ReadOptions = DEFAULT, with_table: bool = True
+    calculations: Sequence[Calculation], folder: Path, options: ReadOptions = DEFAULT, with_table: bool = True
 ) -> ListDataset:
     """Read calculations found by ``find_pairs`` and ``find_runs``.
 
@@ -160,7 +160,7 @@ def read_calculations(
 
 
 def _atoms(
-    calculation: _Calculation, where: str, read: Callable[[Path], list[Atoms]], accept_unconverged: bool
+    calculation: Calculation, where: str, read: Callable[[Path], list[Atoms]], accept_unconverged: bool
 ) -> Atoms:
     """Build a calculation's structure; ``UnfinishedError`` if it is incomplete or unconverged."""
     if calculation.empty and not accept_unconverged:
@@ -254,7 +254,7 @@ def _frame(frames: list[Atoms], frame: int | None) -> Atoms:
     return atoms
 
 
-def _runs(folder: Path) -> Iterator[_Calculation]:
+def _runs(folder: Path) -> Iterator[Calculation]:
     for place in sorted([folder, *(path for path in folder.rglob("*") if path.is_dir())]):
         found = {bare_name(file): file for file in place.iterdir() if file.is_file()}
         files = {name: file for name, file in found.items() if file.stat().st_size}
@@ -267,10 +267,10 @@ def _runs(folder: Path) -> Iterator[_Calculation]:
             # If there is vasprun.xml, an empty OUTCAR is left over from a clean-up.
             outputs = () if output is not None else OUTPUTS
             empty = next((found[key].name for key in ("contcar", *outputs) if key in found and key not in files), "")
-            yield _Calculation(name, initial, relaxed, output, empty=empty)
+            yield Calculation(name, initial, relaxed, output, empty=empty)
 
 
-def pair_calculations(initial: Path | None, relaxed: Path | None, name: str = "") -> Iterator[_Calculation]:
+def pair_calculations(initial: Path | None, relaxed: Path | None, name: str = "") -> Iterator[Calculation]:
     """Yield the pairs of two files, frame by frame, or of two folders, by file name.
 
     Raises:
@@ -286,9 +286,9 @@ def pair_calculations(initial: Path | None, relaxed: Path | None, name: str = ""
         if n != n_relaxed:
             raise InputError(f"{initial} holds {n} structures, and {relaxed} {n_relaxed}; they must be as many")
         if n == 1:
-            yield _Calculation(name, initial, relaxed)
+            yield Calculation(name, initial, relaxed)
             return
-        yield from (_Calculation(f"{name}#{k}", initial, relaxed, frame=k) for k in range(n))
+        yield from (Calculation(f"{name}#{k}", initial, relaxed, frame=k) for k in range(n))
         return
     files = [[file for file in sorted(end.iterdir()) if ase_format(file)] for end in (initial, relaxed)]
     ends = [{_stem(file): file for file in some} for some in files]
@@ -302,7 +302,7 @@ def pair_calculations(initial: Path | None, relaxed: Path | None, name: str = ""
             f"{initial} and {relaxed}: {len(alone)} names are in one of them only: {', '.join(alone[:10])}; add the "
             "others, or remove these"
         )
-    yield from (_Calculation(f"{name}/{stem}".lstrip("/"), ends[0][stem], ends[1][stem]) for stem in ends[0])
+    yield from (Calculation(f"{name}/{stem}".lstrip("/"), ends[0][stem], ends[1][stem]) for stem in ends[0])
 
 
 def _stem(path: Path) -> str:

@@ -66,6 +66,9 @@ class DataConfig(BaseModel):
         description="for a structure that cannot be used (no label, NaN, coincident atoms, ...): raise stops the "
         "run, skip leaves the structure out and lists it in skipped.csv in the run folder",
     )
+    cache: str | None = Field(
+        None, description="folder for prepared sets, which are made of large data once; null: beside the data"
+    )
     allow_charged: bool = Field(False, description="treat ions and radicals as neutral and closed-shell")
     accept_unconverged: bool = Field(False, description="read unconverged and unfinished calculations as well")
     num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")

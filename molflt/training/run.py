@@ -124,7 +124,7 @@ def train(
         _quiet_lightning()
         lightning.seed_everything(config.seed, workers=True, verbose=False)
         trainer = _trainer(config, run_dir, callbacks)
-        data = EnergyDataModule(config, connect(trainer.strategy))
+        data = EnergyDataModule(config, connect(trainer.strategy), say)
         model, metadata = _model(config, data, initial, say)
         if checkpoint:
             check_same_beginning(run_dir, metadata)

@@ -64,6 +64,8 @@ def check_run_dir(run_dir: Path, config: TrainConfig, resume: bool) -> None:
                 f"{run_dir}: holds a run already; continue it with '--resume auto' or choose another '--out'"
             )
         before, now = load_config(saved).model_dump(), config.model_dump()
+        # Where data are kept changes nothing.
+        before["data"]["cache"] = now["data"]["cache"]
         if now["trainer"]["max_epochs"] > before["trainer"]["max_epochs"]:
             # A run may be made longer: from here on, its schedule is that of the longer run.
             before["trainer"]["max_epochs"] = now["trainer"]["max_epochs"]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
 from ase.data import atomic_numbers, chemical_symbols
-from torch_geometric.data import Data
 
-from molflt.data.quality.domain import GEOMETRIC, Domain, DomainFit, Look, outside
+from molflt.data.quality.domain import GEOMETRIC, Domain, outside, outside_by_sight
 from molflt.data.quality.leaks import alike
 from molflt.data.quality.occurrence import Reason
-from molflt.data.quality.screen import Screening, label_of
+from molflt.data.quality.screen import Screening
 from molflt.errors import InputError, listed
 from molflt.model.scale_shift import ScaleShiftKind, Statistics, fit_statistics, mean_absolute_deviation
-from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 _EXAMPLES = 3
 _CLOSELY = 1_000
@@ -99,22 +97,17 @@ def read_training_set(
     Raises:
         InputError: from the screening; or an element has no given reference energy.
     """
-    fit = DomainFit(len(screening.structures), screening.forces, kind == "element")
-    found = screening.each(lambda index, data: _Facts.of(data, fit.look(index, data), screening))
-    composition = torch.zeros((len(found), MAX_ATOMIC_NUMBER + 1), dtype=torch.int64)
-    for row, facts in zip(composition, found, strict=True):
-        row[torch.from_numpy(facts.elements)] = torch.from_numpy(facts.counts)
-        fit.add(facts.look)
-    relaxed = all(facts.displacements is not None for facts in found)
-    displacement = _mean_square([facts.displacements for facts in found if facts.displacements is not None])
-    elements = torch.nonzero(composition.sum(dim=0)).squeeze(1).tolist()
+    screening.each(examined=True)
+    facts, places = screening.facts, screening.places
+    relaxed, elements = bool(facts.relaxed[places].all()), facts.elements(places)
     given = None if references is None else _given(references, elements, screening)
-    force_rms = _mean_square([facts.forces for facts in found]) ** 0.5
+    force_rms = _mean_square(facts.free_forces[places]) ** 0.5 if screening.forces else 0.0
+    cells, n_atoms = facts.cell[places], facts.n_atoms[places]
     statistics = fit_statistics(
         kind,
-        torch.tensor([facts.energy for facts in found], dtype=torch.float64),
-        composition,
-        displacement if relaxed else 0.0,
+        torch.from_numpy(screening.energies()),
+        torch.from_numpy(facts.compositions(places[: len(places) if kind == "element" else 0])),
+        _mean_square(facts.displacements[places]) if relaxed else 0.0,
         given,
         force_rms,
     )
@@ -123,65 +116,20 @@ def read_training_set(
         elements,
         relaxed,
         force_std=force_rms or 1.0,
-        mean_n_atoms=float(composition.sum()) / len(composition),
-        isolated=all(facts.isolated for facts in found),
-        charged=any(facts.charged for facts in found),
-        alike=bool((composition == composition[0]).all())
-        and all(torch.allclose(facts.cell, found[0].cell, atol=1e-4) for facts in found),
-        diameter=max(facts.diameter for facts in found),
-        domain=fit.domain(),
+        mean_n_atoms=float(n_atoms.sum()) / len(places),
+        isolated=not facts.axes[places].any(),
+        charged=bool(facts.charge[places].any()),
+        alike=bool((facts.composition[places] == facts.composition[places[0]]).all())
+        and np.allclose(cells, cells[0], atol=1e-4),
+        diameter=float(facts.diameter[places].max()),
+        domain=screening.domain(kind == "element"),
     )
 
 
-class _Facts(NamedTuple):
-    """Facts of one structure; sums of squares come with the number of their terms."""
-
-    energy: float
-    elements: np.ndarray
-    counts: np.ndarray
-    displacements: tuple[float, int] | None
-    forces: tuple[float, int]
-    isolated: bool
-    charged: bool
-    cell: torch.Tensor
-    diameter: float
-    look: Look
-
-    @classmethod
-    def of(cls, data: Data, look: Look, screening: Screening) -> _Facts:
-        relaxed = "positions_relaxed" in data
-        return cls(
-            float(data[screening.labels.target]),
-            *np.unique(data.atomic_numbers.numpy(), return_counts=True),
-            _squares((data.positions_relaxed - data.positions)[~data.fixed]) if relaxed else None,
-            _squares(data.forces[~data.fixed]) if screening.forces else (0.0, 0),
-            not bool(data.pbc.any()),
-            "charge" in data and bool(data.charge.any()),
-            # A box around molecules that do not repeat says nothing.
-            data.cell[0] * data.pbc[0][:, None],
-            _diameter(data.positions),
-            look,
-        )
-
-
-def _diameter(positions: torch.Tensor) -> float:
-    """Largest distance between two positions, Å; of very many, the diagonal of their box."""
-    if len(positions) > _MOST_PAIRED:
-        return float((positions.amax(dim=0) - positions.amin(dim=0)).norm())
-    return float(torch.pdist(positions).max()) if len(positions) > 1 else 0.0
-
-
-_MOST_PAIRED = 2_000
-
-
-def _squares(vectors: torch.Tensor) -> tuple[float, int]:
-    return float((vectors * vectors).sum()), vectors.numel()
-
-
-def _mean_square(sums: list[tuple[float, int]]) -> float:
-    """Mean of all terms; zero of none."""
-    n = sum(n for _, n in sums)
-    return sum(total for total, _ in sums) / n if n else 0.0
+def _mean_square(sums: np.ndarray) -> float:
+    """Mean of all terms, from (n, 2) sums and numbers of terms; zero of none."""
+    total, n = sums.sum(axis=0).tolist()
+    return total / n if n else 0.0
 
 
 def _given(references: dict[str, float], elements: list[int], screening: Screening) -> dict[int, float]:
@@ -205,19 +153,27 @@ def compare(
     Returns:
         The mean absolute deviation of its labels, eV, and what looks wrong with it.
     """
+    if len(validation.structures) <= _CLOSELY:
+        looks = validation.each(lambda _, data: (str(data.name), outside(found.domain, found.elements, data)))
+    else:
+        validation.each()
+        looks = _outside(validation, found)
     # Of totals, what an energy for each element leaves: the rest is no merit of a model.
-    label = label_of(validation.labels.target, found.statistics.references)
-    closely = len(validation.structures) <= _CLOSELY
-
-    def look(_: int, data: Data) -> tuple[float, str, list[Reason]]:
-        return label(data), str(data.name), outside(found.domain, found.elements, data, closely)
-
-    looks = validation.each(look)
-    values = np.array([value for value, _, _ in looks], dtype=np.float64)
-    strange = _strange([(record, reasons) for _, record, reasons in looks if reasons], len(looks), name, decides)
+    values = validation.energies(found.statistics.references)
+    n = len(validation.places)
+    strange = _strange([(record, reasons) for record, reasons in looks if reasons], n, name, decides)
     # The first process says it, and no other need look.
     leaks = _leak(training, validation, name) if validation.crew.rank == 0 else []
     return mean_absolute_deviation(values), [*strange, *validation.doubts, *leaks]
+
+
+def _outside(validation: Screening, found: TrainingSet) -> list[tuple[str, list[Reason]]]:
+    """Names of structures outside the domain, and the reasons that do not need the geometry."""
+    strange = []
+    for place, sight in zip(validation.places.tolist(), validation.facts.sights(validation.places), strict=True):
+        if reasons := outside_by_sight(found.domain, found.elements, sight):
+            strange.append((place, reasons))
+    return [(str(validation.structures[place].name), reasons) for place, reasons in strange]
 
 
 def _strange(found: list[tuple[str, list[Reason]]], n: int, name: str, decides: bool) -> list[str]:
@@ -234,11 +190,12 @@ def _strange(found: list[tuple[str, list[Reason]]], n: int, name: str, decides: 
 def _leak(training: Screening, validation: Screening, name: str) -> list[str]:
     """Warn of structures of a validation set that are in the training set as well."""
     known, asked = training.usable, validation.usable
-    found = alike(training.sketches, validation.sketches, known, asked)
+    known_sketches, asked_sketches = (each.facts.sketches(each.places) for each in (training, validation))
+    found = alike(known_sketches, asked_sketches, known, asked)
     if not found:
         return []
     pairs = [f"{asked[a].name} ({known[k].name})" for a, k in found[:_EXAMPLES]]
-    n = len(validation.sketches)
+    n = len(asked)
     more = ", ..." if len(found) > _EXAMPLES else ""
     return [
         f"{name}: {len(found):,} of {n:,} structures are in the training set as well, or nearly identical to one "

@@ -94,7 +94,7 @@ def test_predict(suffix, molflt, room, model_path, tiny_data, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
-@pytest.mark.parametrize("command", ["train", "convert", "predict", "merge", "evaluate", "fetch"])
+@pytest.mark.parametrize("command", ["train", "convert", "prepare", "predict", "merge", "evaluate", "fetch"])
 def test_a_file_in_place_of_a_folder(command, molflt, model_path, tiny_data, make_config, tmp_path):
     """As root every folder can be written to; a path through a file leads nowhere for root as well."""
     blocked, data = tmp_path / "blocked", tiny_data / "other.lmdb"
@@ -104,6 +104,7 @@ def test_a_file_in_place_of_a_folder(command, molflt, model_path, tiny_data, mak
     arguments = {
         "train": (written(make_config(**QUICK), tmp_path), "--out", blocked / "run", "--no-report"),
         "convert": (data, blocked / "o.lmdb"),
+        "prepare": (data, "-o", blocked / "set"),
         "predict": (model_path, data, "-o", blocked / "o.csv"),
         "merge": (tmp_path / "o.csv.shard-1-of-1", "-o", blocked / "o.csv"),
         "evaluate": (model_path, data, "--report", blocked / "o.html"),

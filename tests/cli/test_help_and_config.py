@@ -26,7 +26,7 @@ MOST_FILES = 64
 """Of molflt, that are imported to compute one energy."""
 COMMANDS = (
     "train", "evaluate", "predict", "merge", "adsorb", "explain", "plot", "check-invariance", "info", "convert",
-    "average", "export", "config", "fetch",
+    "prepare", "average", "export", "config", "fetch",
 )  # fmt: skip
 
 

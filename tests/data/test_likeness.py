@@ -6,12 +6,20 @@ from ase.build import add_adsorbate, fcc111, molecule
 
 from molflt.data.ase import from_atoms
 from molflt.data.dataset import ListDataset
-from molflt.data.quality.leaks import TOLERANCE, alike, sketch
+from molflt.data.quality.facts import FactRows
+from molflt.data.quality.leaks import TOLERANCE, Sketches, alike, sketch
+
+
+def sketches(structures: ListDataset) -> Sketches:
+    rows = FactRows(compared=True)
+    for k, data in enumerate(structures):
+        rows.add(data, k)
+    return rows.facts().sketches(np.arange(len(structures)))
 
 
 def found(known, asked):
     first, second = (ListDataset([from_atoms(atoms, "x") for atoms in some]) for some in (known, asked))
-    return alike([sketch(data) for data in first], [sketch(data) for data in second], first, second)
+    return alike(sketches(first), sketches(second), first, second)
 
 
 def _structures(n):
@@ -60,7 +68,7 @@ def test_other_sites_other_cells_and_other_elements_are_others():
         add_adsorbate(atoms, "Br", 2.4, site)
         atoms.set_tags(0)
     # Their sketches are so near that the structures are compared.
-    near = [sketch(from_atoms(atoms, "x")).values for atoms in sites]
+    near = [sketch(from_atoms(atoms, "x")) for atoms in sites]
     assert np.linalg.norm(near[0] - near[1]) < TOLERANCE
     assert found(sites[:1], sites[1:]) == []
     cell = fcc111("Pt", (1, 1, 3), vacuum=6.0)

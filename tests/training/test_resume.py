@@ -20,10 +20,10 @@ from molflt.model.file import load_model
 from molflt.report.model import training_report
 from molflt.training import data_module
 from molflt.training import run as run_module
-from molflt.training.data_module import NoisyDataset
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
 from molflt.training.run_dir import find_checkpoint, read_records
+from molflt.training.training_structures import NoisyDataset
 from tests.training.runs import (
     QUICK,
     CrashBetweenFiles,

@@ -1,6 +1,7 @@
 """Two processes do what one does with the batches of both: losses, weights, validation."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from molflt.data.batch import AtomBudgetSampler
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
+from molflt.data.prepare import prepare
 from molflt.data.record import to_record
 from molflt.model.file import load_model
 from molflt.training.data_module import EnergyDataModule
@@ -94,7 +96,12 @@ def test_same_losses_and_weights(kind, make_config, tiny_data, tmp_path, monkeyp
             name: with_forces(tiny_data / f"{name}.lmdb", tmp_path / f"{name}.extxyz") for name in ("train", "val")
         }
         options |= {"data.train": files["train"], "data.val": {"val": files["val"]}}
-    shared = by_two(make_config(**options, **{"trainer.devices": N_RANKS}), tmp_path / "two")
+    # From a prepared set, which is equal to its source.
+    prepared = tmp_path / "prepared"
+    config = make_config(**options)
+    prepare([config.data.train], prepared, replace(config.data.reading(), labels=config.data.labels()))
+    two = make_config(**options | {"trainer.devices": N_RANKS, "data.train": str(prepared)})
+    shared = by_two(two, tmp_path / "two")
     sizes = read(shared, "sizes")
     assert (sizes[0] != sizes[1]).any(), "the ranks' batches are of one size: nothing is tested"
 

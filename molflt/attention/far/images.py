@@ -147,9 +147,10 @@ def half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
     n = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
     first, second, third = n.T
     n = n[(first > 0) | ((first == 0) & ((second > 0) | ((second == 0) & (third >= 0))))]
-    length = np.linalg.norm(n @ np.linalg.inv(cell).T, axis=1)
-    order = np.argsort(length, kind="stable")
-    return n[order[length[order] <= longest]]
+    waves = n @ np.linalg.inv(cell).T
+    length = np.sqrt(np.einsum("ik,ik->i", waves, waves))
+    n, length = n[length <= longest], length[length <= longest]
+    return n[np.argsort(length, kind="stable")]
 
 
 _MOST_TRIED = 1 << 24

@@ -239,15 +239,15 @@ def commands(splits: Splits) -> str:
     lines: list[str] = []
     model = "runs/oc20/best.safetensors"
     if splits.frames:
-        lmdb = f"{splits.frames}.lmdb"
+        prepared = splits.frames.with_name(f"{splits.frames.name}-prepared")
         learnt = [
             "data.target=energy",
             "loss.force_weight=10",
-            f"data.train={_yaml(Path(lmdb))}",
-            "data.val=VAL.lmdb",
+            f"data.train={_yaml(prepared)}",
+            "data.val=VAL",
         ]
-        lines += ["Convert, once:", f"  {shlex.join(['molflt', 'convert', str(splits.frames), lmdb])}"]
-        lines += ["Train on energies and forces, with a validation set VAL.lmdb made alike:"]
+        lines += ["Prepare, once:", f"  {shlex.join(['molflt', 'prepare', str(splits.frames), '-o', str(prepared)])}"]
+        lines += ["Train on energies and forces, with a validation set VAL made alike:"]
         lines += ["  molflt config base > s2ef.yaml"]
         lines += [f"  {shlex.join(['molflt', 'train', 's2ef.yaml', '--out', 'runs/s2ef', *learnt])}"]
     if splits.train and splits.val:
@@ -256,13 +256,10 @@ def commands(splits: Splits) -> str:
         others = [other for other in ("10k", "100k") if other in splits.train and other != size]
         hint = f"   # {' and '.join(others)} in place of {size}: smaller sets" if others else ""
         train = shlex.join([f"data.train={_yaml(splits.train[size])}", f"data.val={{{val}}}"])
-        lines += [f"Train:{hint}", "  molflt config base > oc20.yaml"]
+        lines += [f"Train, which prepares the data the first time:{hint}", "  molflt config base > oc20.yaml"]
         lines += [f"  molflt train oc20.yaml --out runs/oc20 {train}"]
     if splits.val:
-        lines += [
-            "Evaluate:",
-            *(f"  {shlex.join(['molflt', 'evaluate', model, str(p)])}" for p in splits.val.values()),
-        ]
+        lines += ["Evaluate:", f"  {shlex.join(['molflt', 'evaluate', model, *map(str, splits.val.values())])}"]
     if splits.test:
         lines += ["Predict, one file for the leaderboard:"]
         for name, path in splits.test.items():

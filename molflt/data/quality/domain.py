@@ -34,6 +34,7 @@ from torch_geometric.data import Data
 
 from molflt.data.quality.leaks import BIN, FURTHEST, N_BINS, Contacts, first_of_each
 from molflt.data.quality.occurrence import ISOLATED, ON_SURFACE, Occurrence, OccurrenceFit, Reason, Sight
+from molflt.vocabulary import N_TAGS
 
 _MOST = 20_000
 """Most structures of a training set whose geometry is examined."""
@@ -57,11 +58,17 @@ def outside(domain: Domain | None, elements: Iterable[int], data: Data, closely:
     Raises:
         InputError: as :meth:`Domain.reasons`.
     """
-    if unknown := sorted(set(data.atomic_numbers.tolist()).difference(elements)):
+    unknown = outside_by_sight(None, elements, Sight.of(data))
+    return unknown or ([] if domain is None else domain.reasons(data, closely))
+
+
+def outside_by_sight(domain: Domain | None, elements: Iterable[int], sight: Sight) -> list[Reason]:
+    """Reasons why a structure is outside a model's domain that do not depend on its geometry."""
+    if unknown := sorted(set((sight.codes // N_TAGS).tolist()).difference(elements)):
         # Nothing else is known about these elements.
         symbols = ", ".join(chemical_symbols[z] for z in unknown)
         return [Reason("elements", f"the model was not trained on {symbols}")]
-    return [] if domain is None else domain.reasons(data, closely)
+    return [] if domain is None else list(domain.unseen(sight))
 
 
 class Domain(BaseModel):
@@ -100,7 +107,7 @@ class Domain(BaseModel):
         Raises:
             InputError: as :func:`molflt.data.neighbours.neighbour_list`.
         """
-        found = list(self._unseen(Sight.of(data)))
+        found = list(self.unseen(Sight.of(data)))
         if self.held_out is None or not closely:
             return found
         geometry = Contacts.of(data)
@@ -126,7 +133,7 @@ class Domain(BaseModel):
             )
         return found
 
-    def _unseen(self, sight: Sight) -> Iterator[Reason]:
+    def unseen(self, sight: Sight) -> Iterator[Reason]:
         """Reasons that do not depend on the geometry."""
         if sight.kind not in self.kinds:
             yield Reason("kind", f"{sight.kind}, and only {' and '.join(self.kinds)} in training")
@@ -167,8 +174,30 @@ class Look(NamedTuple):
     distances: np.ndarray | None = None
     nearest: np.ndarray | None = None
     neighbours: np.ndarray | None = None
-    graph: bytes = b""
+    graph: int = 0
     gap: float = 0.0
+
+
+def examine(data: Data, sight: Sight) -> Look:
+    """Examine the geometry of one structure.
+
+    Raises:
+        InputError: as :func:`molflt.data.neighbours.neighbour_list`.
+    """
+    geometry, numbers = Contacts.of(data), data.atomic_numbers.numpy()
+    return Look(
+        sight,
+        np.unique(geometry.codes),
+        geometry.nearest,
+        np.unique(numbers * _ELEMENT + np.minimum(geometry.counts, _ELEMENT - 1)),
+        geometry.graph(numbers),
+        geometry.gap,
+    )
+
+
+def sample(n: int) -> int:
+    """Return k, if the geometry of every k-th of ``n`` structures is examined."""
+    return max(1, math.ceil(n / _MOST))
 
 
 class DomainFit:
@@ -179,7 +208,7 @@ class DomainFit:
     """
 
     def __init__(self, n: int, forces: bool, by_element: bool = True) -> None:
-        self._every, self._forces, self._n = max(1, math.ceil(n / _MOST)), forces, 0
+        self._every, self._forces, self._n = sample(n), forces, 0
         self._occurrence = OccurrenceFit(by_element)
         self._kinds: set[str] = set()
         self._atoms: set[int] = set()
@@ -188,22 +217,12 @@ class DomainFit:
         self._nearest = np.empty(0, dtype=np.int64)
         self._distances: list[np.ndarray] = []
         self._neighbours: list[np.ndarray] = []
-        self._graphs: set[bytes] = set()
+        self._graphs: set[int] = set()
 
     def look(self, index: int, data: Data) -> Look:
-        """Examine one structure, given its index in the set; another process may do so."""
+        """Examine one structure, given its index in the set."""
         sight = Sight.of(data)
-        if index % self._every:
-            return Look(sight)
-        geometry, numbers = Contacts.of(data), data.atomic_numbers.numpy()
-        return Look(
-            sight,
-            np.unique(geometry.codes),
-            geometry.nearest,
-            np.unique(numbers * _ELEMENT + np.minimum(geometry.counts, _ELEMENT - 1)),
-            geometry.graph(numbers),
-            geometry.gap,
-        )
+        return Look(sight) if index % self._every else examine(data, sight)
 
     def add(self, look: Look) -> None:
         """Learn from one structure."""

@@ -72,7 +72,7 @@ def check_extents(points: np.ndarray, lattice: np.ndarray, periodic: np.ndarray)
     return np.asarray(inverse)
 
 
-def check_pairs(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, cutoff: float) -> None:
+def check_pairs(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, cutoff: float, height: np.ndarray) -> None:
     """Refuse a neighbour list that would exceed any memory.
 
     Args:
@@ -80,12 +80,13 @@ def check_pairs(points: np.ndarray, box: np.ndarray, periodic: np.ndarray, cutof
         box: (3, 3), Å, the lattice, with other vectors at right angles to it along directions that are not periodic.
         periodic: (3,), bool.
         cutoff: Å.
+        height: (3,) Å, of the box.
 
     Raises:
         InputError: too many neighbours are expected.
     """
     n = len(points)
-    images = np.prod(2 * cutoff / heights(box)[periodic] + 1)
+    images = np.prod(2 * cutoff / height[periodic] + 1)
     if n * n * images <= MOST_PAIRS:
         return
     # Each atom is assumed to see the density of its own cell.

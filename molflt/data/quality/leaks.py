@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -82,14 +80,14 @@ class Contacts(NamedTuple):
         codes = (pairs[0] * 128 + pairs[1]) * N_BINS + (distances / BIN).astype(np.int64)
         return cls(pairs[:, near], distances[near], codes[near], first_of_each(np.unique(codes)), counts, bonds, gap)
 
-    def graph(self, atomic_numbers: np.ndarray) -> bytes:
+    def graph(self, atomic_numbers: np.ndarray) -> int:
         """Hash a molecular graph, independent of atom order and geometry (Weisfeiler and Leman)."""
         colours = _mixed(atomic_numbers.astype(np.uint64))
         for _ in range(_ROUNDS):
             around = np.zeros_like(colours)
             np.add.at(around, self.bonds[0], colours[self.bonds[1]])
             colours = _mixed(colours * np.uint64(3) + around)
-        return np.sort(colours).tobytes()
+        return int.from_bytes(hashlib.blake2b(np.sort(colours).tobytes(), digest_size=7).digest(), "little")
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
@@ -114,39 +112,34 @@ _TRIED = 4
 _WEIGHTS = np.stack([0.5 + np.modf(np.arange(MAX_ATOMIC_NUMBER + 1) * x)[0] for x in (0.618034, 0.414214)])
 
 
-@dataclass(frozen=True)
-class Sketch:
-    """Descriptor invariant under rotation, translation, wrapping and reordering.
+class Sketches(NamedTuple):
+    """Descriptors of structures, invariant under rotation, translation, wrapping and reordering.
 
     Attributes:
-        composition: its elements and their numbers of atoms.
-        values: (9,) Å or without a unit; they move by about 0.01 when every atom moves by 0.01 Å.
+        compositions: (n,) anything that tells compositions apart.
+        values: (n, 9) Å or without a unit; they move by about 0.01 when every atom moves by 0.01 Å.
     """
 
-    composition: bytes
+    compositions: np.ndarray
     values: np.ndarray
 
 
-def sketch(data: Data) -> Sketch:
-    """Compute smooth sums over the distances of each atom's neighbours, images included.
-
-    Raises:
-        InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
-    """
+def sketch(data: Data) -> np.ndarray:
+    """(9,) smooth sums over the distances of each atom's neighbours, images included; for a valid structure."""
     numbers = data.atomic_numbers.numpy()
-    pairs, distances = near_pairs(data, REACH)
-    envelope = (1 - (distances / REACH) ** 2) ** 2
+    pairs, distances = near_pairs(data, REACH, checked=True)
+    share = distances / REACH
+    fade, envelope = 1 - share, np.square(1 - share * share)
     values = [0.0]
     if not bool(data.pbc.any()):
         points = data.positions.numpy()
         values = [float(np.sqrt(((points - points.mean(axis=0)) ** 2).sum(axis=1).mean()))]
-    for weight, power in zip(_WEIGHTS[:, numbers], (0, 3), strict=True):
-        near = weight[pairs[:, 1]] * envelope * (1 - distances / REACH) ** power
-        sums = np.bincount(pairs[:, 0], near, len(numbers))
+    i, j = pairs.T
+    for weight, shape in zip(_WEIGHTS[:, numbers], (envelope, envelope * fade * fade * fade), strict=True):
+        sums = np.bincount(i, weight[j] * shape, len(numbers))
         # Extremes depend on few atoms: an adsorbate that has moved changes them, but no mean over the slab.
         values += [float(np.mean(weight * sums)), float(np.std(weight * sums)), float(sums.min()), float(sums.max())]
-    composition = np.concatenate(np.unique(numbers, return_counts=True)).astype(np.int32).tobytes()
-    return Sketch(composition, np.array(values, dtype=np.float32))
+    return np.array(values, dtype=np.float32)
 
 
 def nearly_identical(first: Data, second: Data) -> bool:
@@ -168,28 +161,29 @@ def nearly_identical(first: Data, second: Data) -> bool:
 
 
 def alike(
-    known: Sequence[Sketch], asked: Sequence[Sketch], known_data: StructureDataset, asked_data: StructureDataset
+    known: Sketches, asked: Sketches, known_data: StructureDataset, asked_data: StructureDataset
 ) -> list[tuple[int, int]]:
     """Find pairs of indices: a structure asked about, and a known one nearly identical to it.
 
     Sketches, in the order of their structures, select candidates; time grows as n log n, and memory as n.
     """
-    places: defaultdict[bytes, list[int]] = defaultdict(list)
-    for place, one in enumerate(known):
-        places[one.composition].append(place)
-    wanted: defaultdict[bytes, list[int]] = defaultdict(list)
-    for place, one in enumerate(asked):
-        if one.composition in places:
-            wanted[one.composition].append(place)
+    places, wanted = (_by_composition(one.compositions) for one in (known, asked))
     found = []
-    for composition, asking in wanted.items():
-        candidates = places[composition]
-        tree = cKDTree([known[k].values for k in candidates])
-        points = [asked[k].values for k in asking]
-        _, near = tree.query(points, k=range(1, _TRIED + 1), distance_upper_bound=TOLERANCE)
-        for a, row in zip(asking, near, strict=True):
-            for k in (candidates[k] for k in row if k < len(candidates)):
+    for composition in wanted.keys() & places.keys():
+        candidates, asking = places[composition], wanted[composition]
+        tree = cKDTree(known.values[candidates])
+        _, near = tree.query(asked.values[asking], k=range(1, _TRIED + 1), distance_upper_bound=TOLERANCE)
+        for a, row in zip(asking.tolist(), near, strict=True):
+            for k in (int(candidates[k]) for k in row if k < len(candidates)):
                 if nearly_identical(known_data[k], asked_data[a]):
                     found.append((a, k))
                     break
     return sorted(found)
+
+
+def _by_composition(compositions: np.ndarray) -> dict[int, np.ndarray]:
+    """Indices of the structures of each composition."""
+    order = np.argsort(compositions, kind="stable")
+    ordered = compositions[order]
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(order)])
+    return dict(zip(ordered[first].tolist(), np.split(order, first)[1:], strict=True))

@@ -35,6 +35,7 @@ class Span:
     def __init__(self, members: Iterable[Mapping[str, int]] = ()) -> None:
         self.members: list[Composition] = []
         self._axes = np.zeros((0, MAX_ATOMIC_NUMBER + 1))
+        self._held: set[int] = set()
         for member in members:
             counts = np.zeros(MAX_ATOMIC_NUMBER + 1)
             for symbol, n in member.items():
@@ -43,14 +44,20 @@ class Span:
 
     def add(self, counts: np.ndarray) -> None:
         """Include a composition."""
+        if self.holds(counts):
+            return
         rest = self._rest(counts)
-        if (length := np.linalg.norm(rest)) > _ROUNDING:
-            self._axes = np.vstack([self._axes, rest / length])
-            self.members.append({chemical_symbols[z]: int(counts[z]) for z in np.flatnonzero(counts)})
+        self._axes = np.vstack([self._axes, rest / np.linalg.norm(rest)])
+        self.members.append({chemical_symbols[z]: int(counts[z]) for z in np.flatnonzero(counts)})
 
     def holds(self, counts: np.ndarray) -> bool:
         """True if a composition is a combination of those included."""
-        return bool(np.linalg.norm(self._rest(counts)) <= _ROUNDING)
+        # The same few adsorbates come again and again.
+        if (key := hash(counts.tobytes())) not in self._held:
+            if np.linalg.norm(self._rest(counts)) > _ROUNDING:
+                return False
+            self._held.add(key)
+        return True
 
     def open_elements(self) -> list[str]:
         """Symbols of the elements whose own contribution the compositions do not determine."""
@@ -109,9 +116,14 @@ class Sight(NamedTuple):
     def of(cls, data: Data) -> Sight:
         """Extract the features of a structure."""
         codes, counts = np.unique((data.atomic_numbers * N_TAGS + data.tags).numpy(), return_counts=True)
-        axes, adsorbed = int(data.pbc.sum()), codes % N_TAGS == TAG_ADSORBATE
-        kind = NO_SURFACE if adsorbed.all() else ON_SURFACE if adsorbed.any() else NO_ADSORBATE
         charge = round(float(data.charge)) if "charge" in data else 0
+        return cls.made(int(data.pbc.sum()), charge, codes, counts)
+
+    @classmethod
+    def made(cls, axes: int, charge: int, codes: np.ndarray, counts: np.ndarray) -> Sight:
+        """Make the features of a structure from all but its kind."""
+        adsorbed = codes % N_TAGS == TAG_ADSORBATE
+        kind = NO_SURFACE if adsorbed.all() else ON_SURFACE if adsorbed.any() else NO_ADSORBATE
         return cls(kind if axes else ISOLATED, axes, charge, codes, counts)
 
     @property

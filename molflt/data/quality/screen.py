@@ -14,13 +14,15 @@ from torch_geometric.data import Data
 from molflt.data.dataset import StructureDataset, SubsetDataset
 from molflt.data.labels import CANDIDATES, STORED, VECTORS, LabelSpec
 from molflt.data.neighbours import check_geometry
+from molflt.data.prepared import PreparedSet
 from molflt.data.progress import track
+from molflt.data.quality.domain import Domain, sample
+from molflt.data.quality.facts import FactRows, Facts, domain_of
 from molflt.data.quality.forces import ForceCheck
 from molflt.data.quality.labels import doubts, energies_out_of_line, forces_out_of_line
-from molflt.data.quality.leaks import Sketch, sketch
 from molflt.errors import AgreedError, InputError, OnBad, refuse
 from molflt.files import atomic_file
-from molflt.vocabulary import MAX_ATOMIC_NUMBER
+from molflt.vocabulary import MAX_ATOMIC_NUMBER, TARGETS
 
 SKIPPED = "skipped.csv"
 _JUDGED = 5_000
@@ -82,58 +84,32 @@ class Skipped:
 
 
 @dataclass
-class _Found:
-    """Findings of a pass over some of the structures, in their order."""
+class _Noted:
+    """Notes on structures that cannot be used, from a share of a set."""
 
     force_check: ForceCheck
-    skipped: list[Skipped] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    sketches: list[Sketch] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    energies: list[float] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
-    force_sizes: list[float] = field(default_factory=list)
-    compositions: dict[bytes, int] = field(default_factory=dict)
+    bad: dict[int, str] = field(default_factory=dict)
     unlabelled: list[str] = field(default_factory=list)
     forceless: list[str] = field(default_factory=list)
-    bad: dict[int, str] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
     stored: str = ""
     remedy: str = ""
     force_remedy: str = ""
 
-    def look(self, place: int, data: Data, target: str, forces: bool) -> None:
-        """Record the labels of a usable structure."""
-        counts = np.bincount(data.atomic_numbers.numpy())
-        present = np.flatnonzero(counts)
-        composition = np.array([present, counts[present]], dtype=np.int32).tobytes()
-        self.places.append(place)
-        self.energies.append(float(data[target]))
-        self.kinds.append(self.compositions.setdefault(composition, len(self.compositions)))
-        if forces:
-            self.force_sizes.append(float(data.forces.square().mean().sqrt()))
-
-    def counts(self) -> np.ndarray:
-        """(n_compositions, 119) int32: atoms of each atomic number."""
-        found = np.zeros((len(self.compositions), MAX_ATOMIC_NUMBER + 1), dtype=np.int32)
-        for row, composition in zip(found, self.compositions, strict=True):
-            numbers, counts = np.frombuffer(composition, dtype=np.int32).reshape(2, -1)
-            row[numbers] = counts
-        return found
-
-    def add(self, later: _Found) -> None:
+    def add(self, later: _Noted) -> None:
         self.force_check.merge(later.force_check)
         self.bad |= later.bad
         for name in ("stored", "remedy", "force_remedy"):
             setattr(self, name, getattr(self, name) or getattr(later, name))
-        here = [self.compositions.setdefault(one, len(self.compositions)) for one in later.compositions]
-        self.kinds += [here[kind] for kind in later.kinds]
-        for name in ("skipped", "sizes", "sketches", "places", "energies", "force_sizes", "unlabelled", "forceless"):
+        for name in ("unlabelled", "forceless", "skipped"):
             getattr(self, name).extend(getattr(later, name))
 
 
 @dataclass(eq=False)
 class Screening:
-    """Iterator over the usable structures of a labelled set, which then tells which they were.
+    """Selection of the usable structures of a labelled set, by facts about all of them.
+
+    The facts of a prepared set come from its files; others are found in one pass over the structures.
 
     Args:
         structures: the set, read with ``labels``.
@@ -144,9 +120,10 @@ class Screening:
         crew: the processes that share the pass of :meth:`each`.
 
     Attributes:
+        facts: of all structures.
+        places: indices of the usable ones.
         skipped: the structures left out.
         doubts: warnings about the labels, see :func:`molflt.data.quality.labels.doubts`.
-        sketches: of the usable structures, if requested.
 
     Raises:
         InputError: during the pass: with ``stop``, such a structure; with ``skip``, nothing is left; or labels that
@@ -162,85 +139,112 @@ class Screening:
     crew: Crew = ALONE
     skipped: list[Skipped] = field(default_factory=list, init=False)
     doubts: list[str] = field(default_factory=list, init=False)
-    sketches: list[Sketch] = field(default_factory=list, init=False)
-    _sizes: list[int] = field(default_factory=list, init=False)
+    facts: Facts = field(init=False)
+    places: np.ndarray = field(init=False)
 
-    def each(self, look: Callable[[int, Data], T]) -> list[T]:
+    def each(self, look: Callable[[int, Data], T] | None = None, examined: bool = False) -> list[T]:
         """Return ``look(index, structure)`` for each usable structure, in order.
 
         If there are several processes, each reads its share of the records, and all get everything: results of
-        ``look`` are pickled. Errors in a record are raised in all of them.
+        ``look`` are pickled. Errors in a record are raised in all of them. With ``examined``, a sample's geometry is
+        examined, for the domain of the set.
         """
-        found = _Found(ForceCheck(self.labels))
-        share = self._read(self.crew.share(len(self.structures)), found)
-        mine = self.crew.agree(lambda: [look(index, data) for index, data in share])
-        parts, shares = zip(*self.crew.gather((mine, found)), strict=True)
-        self.crew.agree(lambda: self._judge(shares))
+        n, noted, share = len(self.structures), _Noted(ForceCheck(self.labels)), self.crew.share(len(self.structures))
+        rows: FactRows | None = None
+        if isinstance(self.structures, PreparedSet):
+            self.facts = self.crew.agree(self.structures.facts)
+            there = self.facts.n_atoms > 0
+            usable = there & self._usable(self.facts)
+            wanted = ~usable | (look is not None)
+            if self.forces:
+                wanted[:: self._every] = True
+            indices = share.start + np.flatnonzero(wanted[share.start : share.stop])
+        else:
+            rows, indices = FactRows(self.compared, sample(n) if examined else None), np.array(share, dtype=np.int64)
+        read = self._read(indices, noted, rows)
+        mine = self.crew.agree(lambda: [look(index, data) for index, data in read if look is not None])
+        found = None if rows is None else rows.facts()
+        parts, facts, notes = zip(*self.crew.gather((mine, found, noted)), strict=True)
+        if rows is not None:
+            self.facts = Facts.joined(facts)
+        self.crew.agree(lambda: self._judge(notes))
         return [one for part in parts for one in part]
 
-    def _read(self, share: range, found: _Found) -> Iterator[tuple[int, Data]]:
-        """Yield the usable structures of a share, and record the others."""
-        n = len(self.structures)
-        for index in track(share, "reading labels", len(share), enabled=None if self.crew.rank == 0 else False):
+    @property
+    def _every(self) -> int:
+        return max(1, len(self.structures) // _JUDGED)
+
+    def _usable(self, facts: Facts) -> np.ndarray:
+        usable: np.ndarray = (facts.n_atoms > 0) & ~np.isnan(facts.energies[:, TARGETS.index(self.labels.target)])
+        return usable & ~np.isnan(facts.forces) if self.forces else usable
+
+    def _read(self, indices: np.ndarray, noted: _Noted, rows: FactRows | None) -> Iterator[tuple[int, Data]]:
+        """Yield the usable structures at some indices, find their facts, and note the others."""
+        enabled = None if self.crew.rank == 0 else False
+        for index in track(indices.tolist(), "reading labels", len(indices), enabled=enabled):
             name = ""
             try:
                 data = self.structures[index]
                 name = str(data.name)
-                check_geometry(data, name)
+                if rows is not None:
+                    check_geometry(data, name)
+                    rows.add(data, index)
             except InputError as error:
-                found.bad[index] = str(error)
-                found.skipped.append(Skipped(index, name or error.record, str(error)))
+                noted.bad[index] = str(error)
+                noted.skipped.append(Skipped(index, name or error.record, str(error)))
+                if rows is not None:
+                    rows.add_unusable()
                 continue
             if self.labels.target not in data:
-                if not found.unlabelled and data.get(STORED):
-                    found.stored = f" Stored with {name}: {data[STORED]}."
+                if not noted.unlabelled and data.get(STORED):
+                    noted.stored = f" Stored with {name}: {data[STORED]}."
                     candidates = [name for name in str(data[CANDIDATES]).split("; ") if name]
-                    found.remedy = self.labels.remedy(candidates)
-                found.unlabelled.append(name)
-                found.skipped.append(Skipped(index, name, f"{name}: no label '{self.labels.name}'"))
+                    noted.remedy = self.labels.remedy(candidates)
+                noted.unlabelled.append(name)
+                noted.skipped.append(Skipped(index, name, f"{name}: no label '{self.labels.name}'"))
             elif self.forces and "forces" not in data:
-                if not found.forceless and data.get(VECTORS):
+                if not noted.forceless and data.get(VECTORS):
                     given = " or ".join(f"data.force_label={one}" for one in data[VECTORS].split("; "))
-                    found.force_remedy = f"Stored with {name}: {data[STORED]}. Name the forces: {given}"
-                found.forceless.append(name)
-                found.skipped.append(Skipped(index, name, f"{name}: no forces"))
+                    noted.force_remedy = f"Stored with {name}: {data[STORED]}. Name the forces: {given}"
+                noted.forceless.append(name)
+                noted.skipped.append(Skipped(index, name, f"{name}: no forces"))
             else:
-                found.sizes.append(int(data.num_nodes))
-                if self.compared:
-                    found.sketches.append(sketch(data))
-                found.look(index, data, self.labels.target, self.forces)
-                if self.forces and index % max(1, n // _JUDGED) == 0:
-                    found.force_check.add(index, data)
+                if self.forces and index % self._every == 0:
+                    noted.force_check.add(index, data)
                 yield index, data
 
-    def _judge(self, shares: Sequence[_Found]) -> None:
+    def _judge(self, notes: Sequence[_Noted]) -> None:
         """Decide on the whole set.
 
         Raises:
             InputError: it cannot be used.
         """
-        found, *others = shares
+        noted, *others = notes
         for other in others:
-            found.add(other)
+            noted.add(other)
         n = len(self.structures)
-        self.skipped, self.sketches, self._sizes = found.skipped, found.sketches, found.sizes
+        self.skipped = noted.skipped
+        self.places = np.flatnonzero(self._usable(self.facts))
         if self.on_bad == "stop":
-            refuse({index: InputError(text) for index, text in found.bad.items()}, n, self.source)
-            self._refuse(found)
-        elif len(self.skipped) == n:
+            refuse({index: InputError(text) for index, text in noted.bad.items()}, n, self.source)
+            self._refuse(noted)
+        elif len(self.places) == 0:
             raise InputError(
                 f"{self.source}: none of {n} structures can be used; the first: {self.skipped[0].reason}"
-                + (f". To learn what is there: {found.remedy}" if found.remedy else "")
+                + (f". To learn what is there: {noted.remedy}" if noted.remedy else "")
             )
-        if found.energies:
-            self.doubts = self._doubts(found)
+        if len(self.places):
+            self.doubts = self._doubts(noted)
 
-    def _doubts(self, found: _Found) -> list[str]:
+    def _doubts(self, noted: _Noted) -> list[str]:
         """Warn of single structures first; the whole set is judged without them."""
-        energies, kinds, places = np.array(found.energies), np.array(found.kinds), np.array(found.places)
-        compositions, additive = found.counts(), self.labels.target == "energy"
+        places, additive = self.places, self.labels.target == "energy"
+        energies = self.energies()
+        _, first, kinds = np.unique(self.facts.composition[places], return_index=True, return_inverse=True)
+        # Of adsorption energies the compositions say nothing, and there are many.
+        compositions = self.facts.compositions(places[first]) if additive else np.empty(0)
         odd = energies_out_of_line(energies, kinds, compositions, additive)
-        odd_forces = forces_out_of_line(np.array(found.force_sizes))
+        odd_forces = forces_out_of_line(self.facts.forces[places] if self.forces else np.empty(0))
         without = {*odd.places.tolist(), *odd_forces.places.tolist()}
 
         def name(k: int) -> str:
@@ -253,18 +257,34 @@ class Screening:
         said = odd.doubts(far + remedy, self.source, name)
         said += odd_forces.doubts(large + remedy, self.source, name)
         judged = np.delete(np.arange(len(places)), sorted(without))
-        judged = judged[places[judged] % max(1, len(self.structures) // _JUDGED) == 0]
-        said += doubts(self.labels, energies[judged], compositions[kinds[judged]], self.source)
-        return said + found.force_check.doubts(self.source, {int(places[k]) for k in without})
+        judged = judged[places[judged] % self._every == 0]
+        said += doubts(self.labels, energies[judged], self.facts.compositions(places[judged]), self.source)
+        return said + noted.force_check.doubts(self.source, {int(places[k]) for k in without})
+
+    def domain(self, by_element: bool) -> Domain:
+        """Domain of the usable structures, of which a sample has been examined."""
+        if isinstance(self.structures, PreparedSet) and np.array_equal(
+            self.places, np.flatnonzero(self.facts.n_atoms)
+        ):
+            known = self.structures.domain(by_element)
+            return known.model_copy(update={"forces": self.forces})
+        return domain_of(self.facts, self.places, self.forces, by_element)
+
+    def energies(self, references: Mapping[int, float] | None = None) -> np.ndarray:
+        """(n_usable,) eV: labels, after the pass, less ``references``, eV by atomic number, for every atom."""
+        found = self.facts.energies[self.places, TARGETS.index(self.labels.target)]
+        if not references:
+            return found
+        of_element = np.zeros(MAX_ATOMIC_NUMBER + 1)
+        of_element[list(references)] = list(references.values())
+        return np.asarray(found - self.facts.compositions(self.places) @ of_element)
 
     @property
     def usable(self) -> StructureDataset:
         """Usable structures with their sizes, after the pass."""
-        left_out = {skipped.index for skipped in self.skipped}
-        kept = (k for k in range(len(self.structures)) if k not in left_out)
-        return SubsetDataset(self.structures, kept, np.array(self._sizes, dtype=np.int64))
+        return SubsetDataset(self.structures, self.places, self.facts.n_atoms[self.places].astype(np.int64))
 
-    def _refuse(self, found: _Found) -> None:
+    def _refuse(self, found: _Noted) -> None:
         n, unlabelled, forceless = len(self.structures), found.unlabelled, found.forceless
         if unlabelled:
             remedy = "None of it is an energy: add the label"
@@ -291,16 +311,8 @@ def labels(screening: Screening, references: Mapping[int, float] | None = None) 
     Raises:
         InputError: from the screening.
     """
-    of = label_of(screening.labels.target, references)
-    return np.array(screening.each(lambda _, data: of(data)), dtype=np.float64)
-
-
-def label_of(target: str, references: Mapping[int, float] | None = None) -> Callable[[Data], float]:
-    """Return a function for the label of a structure, eV; ``references`` as in :func:`labels`."""
-    of_element = np.zeros(MAX_ATOMIC_NUMBER + 1)
-    for z, energy in (references or {}).items():
-        of_element[z] = energy
-    return lambda data: float(data[target] - of_element[data.atomic_numbers.numpy()].sum())
+    screening.each()
+    return screening.energies(references)
 
 
 def write_skipped(run_dir: Path, skipped: Mapping[str, Sequence[Skipped]]) -> str:
