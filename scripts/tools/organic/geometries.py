@@ -236,7 +236,7 @@ def main() -> None:
     options = parser.parse_args()
     RDLogger.DisableLog("rdApp.*")
     data = Path(os.environ["MOLFLT_DATA"]) / "organic"
-    with gzip.open(data / "smiles.csv.gz", "rt") as file:
+    with gzip.open(data / "smiles.csv.gz", "rt", encoding="utf-8") as file:
         smiles = [row["smiles"] for row in csv.DictReader(file)]
     np.random.default_rng(options.seed).shuffle(smiles)
     known = benchmark_skeletons(data)
