@@ -99,6 +99,23 @@ class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
         matrices = matrices + change + 0.5 * self.algebra(change, change)
         return self.output(self.algebra.squares_of(matrices)), matrices.transpose(0, 1)
 
+    def row(self, atom: int, geometry: Geometry, prepared: FourierContext) -> Tensor:
+        """Weights of the Y_j in the messages to one atom, near and far, (n_heads, n_atoms); of images the sum."""
+        around = prepared.neighbourhood
+        mine = around.pattern.rows == atom
+        near = self._near(around)[:, mine]
+        row = near.new_zeros(self.n_heads, around.pattern.n_rows)
+        row.index_add_(1, around.pattern.columns[mine].to(torch.int64), near)
+        if prepared.fields:
+            layout = geometry.layout.far
+            assert layout is not None
+            # f̂ is even, so that what the atom sends to all is what it would receive from each.
+            here = row.new_zeros(len(row[0]), self.n_heads, 1)
+            here[atom] = 1.0
+            fields = zip(prepared.fields, layout.pad(here), strict=True)
+            row = row + layout.pack([far(self.rpe_weights, v) for far, v in fields])[..., 0].t()
+        return row
+
     def _near(self, around: Neighbourhood) -> Tensor:
         """a_h of every entry, (n_heads, n_entries), 0 of an atom itself."""
         root = math.sqrt(typical_neighbours(around.radial.cutoff))

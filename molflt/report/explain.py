@@ -25,6 +25,7 @@ from torch.func import functional_call
 from torch_geometric.data import Data
 
 from molflt.attention.geometry import Geometry
+from molflt.attention.matrices import MatrixAttention
 from molflt.attention.mechanism import AttentionLayer
 from molflt.data.batch import StructureCollater
 from molflt.data.images import nearest_image
@@ -193,8 +194,11 @@ def attention_row(call: LayerCall, atom: int) -> Tensor:
         atom: index in the batch of the atom that attends.
 
     Returns:
-        (n_heads, n_atoms), dimensionless; zero for atoms of other structures.
+        (n_heads, n_atoms), dimensionless; zero for atoms of other structures. Of matrices, the weights of messages.
     """
+    if isinstance(call.layer, MatrixAttention):
+        with torch.no_grad(), full_precision(call.x.device):
+            return call.layer.row(atom, call.geometry, call.prepared)
     values: list[Tensor] = []
     outputs: list[Tensor] = []
 

@@ -42,7 +42,7 @@ def test_products_are_those_of_dense_matrices(n_entries):
 def test_the_way_without_mkl_gives_the_same(monkeypatch):
     where, x, a = pattern(), random(HEADS, COLUMNS, CHANNELS), random(HEADS, ROWS, CHANNELS, seed=2)
     expected = scalar_products(where, a, x)
-    monkeypatch.setattr(sparse, "_MKL_DTYPES", ())
+    monkeypatch.setattr(sparse, "_SAMPLED_DTYPES", ())
     monkeypatch.setattr(sparse, "_ENTRIES_AT_ONCE", 7)
     torch.testing.assert_close(scalar_products(where, a, x), expected)
 

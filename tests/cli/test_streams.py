@@ -138,7 +138,7 @@ def test_no_field_of_a_model_commands_the_terminal(molflt, tmp_path):
         # a few of a kind are enough for the slow way through the command
         if not refused or place[-1] == "target":
             save_file(tensors, file, metadata={METADATA_KEY: json.dumps(changed)})
-            result = molflt("info", file)
+            result = molflt("info", *(() if refused else ("-v",)), file)
             assert result.status == (2 if refused else 0), (place, result)
             assert not RAW.search(result.out + result.err), place
             assert r"\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08" in result.out + result.err

@@ -224,7 +224,7 @@ def test_the_commands_can_be_pasted(name, tmp_path):
     assert data.train == str(splits.train["all"])
     assert data.val == {key: str(path) for key, path in splits.val.items()}
     assert next(iter(data.val)) == "id"
-    evaluated = [words[3] for words in lines if words[:2] == ["molflt", "evaluate"]]
+    (evaluated,) = (words[3:] for words in lines if words[:2] == ["molflt", "evaluate"])
     assert evaluated == [str(path) for path in splits.val.values()]
     predicted = {words[7]: words[3] for words in lines if words[:2] == ["molflt", "predict"]}
     assert predicted == {key: str(path) for key, path in splits.test.items()}

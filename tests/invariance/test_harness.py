@@ -99,7 +99,9 @@ def test_every_property_holds(attention, names):
     loaded, data = small(ATTENTIONS[attention]), structures(*names)
     results = run_suite(loaded, data, n_draws=1)
     assert {result.name for result in results} == {*CHECKS, "dtype"}
-    assert {result.far_scaled for result in results} == {False, has_far_field(loaded.model)}
+    # Products of matrices are bounded, so that no factor lets the far field outweigh the rest.
+    scales = has_far_field(loaded.model) and attention != "matrices"
+    assert {result.far_scaled for result in results} == {False, scales}
     has_exact_form = isinstance(loaded.model.config.attention, MethodKeys)
     for result in results:
         skipped = result.name == "against exact" and not has_exact_form

@@ -7,7 +7,6 @@ from ase import Atoms
 from ase.build import bulk, molecule
 
 from molflt import load
-from molflt.cli.inspect import info_command
 from molflt.data.ase import from_atoms, to_atoms
 from molflt.data.batch import collate
 from molflt.data.images import separate_fragments
@@ -109,7 +108,7 @@ def test_a_charge_that_is_none_is_refused_in_one_line(charge):
         from_atoms(atoms, "a.xyz#3", options=IONS)
 
 
-def test_a_file_a_prediction_a_calculator_and_info(model, tmp_path, capsys):
+def test_a_file_a_prediction_a_calculator_and_info(model, tmp_path, molflt):
     path = tmp_path / "model.safetensors"
     save_model(path, model, metadata_of(model.config, target="energy", elements=[1, 8]))
     ion = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]], info={"charge": -1})
@@ -121,8 +120,7 @@ def test_a_file_a_prediction_a_calculator_and_info(model, tmp_path, capsys):
     before = atoms.get_potential_energy()
     atoms.info["charge"] = -3
     assert abs(atoms.get_potential_energy() - before) > 1e-3, "another charge is another structure"
-    info_command(str(path), False, "auto")
-    assert "charges: 2 channels, 1/r to any distance" in capsys.readouterr().out
+    assert "charges: 2 channels, 1/r to any distance" in molflt("info", "-v", path).out
 
 
 def test_no_export_yet(model):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from molflt.attention import layer, near
-from molflt.attention.far import field
+from molflt.attention.far import mesh
 from molflt.attention.layer import FourierAttention
 from molflt.attention.near import GaussianDistanceBasis
 from molflt.attention.smooth import NOTHING, shortened
@@ -47,7 +47,7 @@ def test_positions_are_prepared_once_however_many_recycles(monkeypatch, frequenc
     counted(GaussianDistanceBasis, "forward")
     counted(FourierAttention, "prepare")
     counted(FourierAttention, "_attended")
-    counted(field, "on_mesh")
+    counted(mesh, "on_mesh")
     found = []
     for n_recycles in (1, 4):
         calls.clear()

@@ -11,7 +11,7 @@ from tests.model.models import make_model
 
 NAMED = [name for name in ATTENTIONS if name not in KERNELS]
 CASES = {
-    **{name: name for name in NAMED},
+    **{name: name for name in NAMED if name != "matrices"},
     **{name: name for name in KERNELS if name.endswith("-orf")},
     "rank one": {"far_rank": 1},
     "vectors": {"vector_channels": 4},
@@ -47,6 +47,29 @@ def calls_of(model, atoms):
 
 def matrix(call):
     return torch.stack([attention_row(call, i) for i in range(call.x.shape[0])], dim=1)
+
+
+@pytest.mark.parametrize("name", ["molecule", "triclinic"])
+def test_rows_of_matrices_times_what_is_sent_are_the_messages(name):
+    model, atoms = make_model({"mechanism": "matrices"}), STRUCTURES[name]()
+    for call in calls_of(model, atoms):
+        layer, seen = call.layer, {}
+        sent = torch.randn(len(atoms), 9, layer.vector_channels, dtype=torch.float64)
+        rows = torch.stack([attention_row(call, i) for i in range(len(atoms))], dim=1).detach()
+        with torch.no_grad():
+            far = layer._from_afar(sent.flatten(1), call.geometry, call.prepared)
+            layer.gathered.register_forward_pre_hook(
+                lambda module, arguments, seen=seen: seen.update(near=arguments[0])
+            )
+            layer.value.register_forward_hook(lambda module, arguments, out, sent=sent: sent.transpose(0, 1))
+            layer(call.x, call.geometry, call.prepared, call.vectors)
+        expected = torch.einsum("hij,jkc->kihc", rows, sent)
+        size = layer.vector_channels // layer.n_heads
+        for h in range(layer.n_heads):
+            few = h * size + torch.arange(layer.far_channels)
+            found = seen["near"][:, :, h, few] + far[:, :, few]
+            torch.testing.assert_close(expected[:, :, h, few], found)
+        assert float(far.abs().max()) > 0
 
 
 @pytest.mark.parametrize("name", ["molecule", "triclinic"])

@@ -101,7 +101,9 @@ def test_a_layout_that_is_kept_is_as_good_as_a_new_one(random_model, monkeypatch
         replace(calc._moving._plan, skin=skin) for calc, skin in ((with_skin, 0.3), (anew, 0.0))
     )
     monkeypatch.setattr(
-        Plan, "__call__", lambda plan, batch, call=Plan.__call__: laid_out.append(plan.skin) or call(plan, batch)
+        Plan,
+        "__call__",
+        lambda plan, batch, call=Plan.__call__, **how: laid_out.append(plan.skin) or call(plan, batch, **how),
     )
     for t in np.linspace(0, span, 15):
         energies, forces = [], []

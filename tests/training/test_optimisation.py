@@ -3,6 +3,7 @@
 import copy
 import math
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from molflt.training.optimisation import (
     orthogonal_factor,
 )
 from molflt.training.run import train
-from molflt.training.task import EnergyTask, _norms
+from molflt.training.task import EnergyTask
+from molflt.training.training_set import TrainingSet
 from scripts.benchmarks.operators import Count, counting
 from tests.training.runs import QUICK, go, with_forces
 
@@ -124,8 +126,8 @@ def test_loss_rate_and_average_step_by_step(per, make_config, tmp_path):
 
 def test_the_force_loss_counts_lengths():
     vectors = torch.tensor([[3.0, 4.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
-    loss = _norms(vectors)
-    assert loss.tolist() == pytest.approx([5.0, 0.0], abs=1e-7)
+    loss = TrainingSet.force_loss(SimpleNamespace(force_std=2.0), vectors, squared=False)
+    assert loss.tolist() == pytest.approx([2.5, 0.0], abs=1e-7)
     loss.sum().backward()
     assert bool(torch.isfinite(vectors.grad).all())
 

@@ -222,7 +222,7 @@ def test_a_damaged_model_that_is_kept_to_average(make_config, tmp_path):
     os.truncate(over, over.stat().st_size - 1)
     to_come.write_bytes(b"")
     for _ in range(2):
-        with pytest.raises(InputError, match=rf"{over.name}: is missing, damaged .*; resume without it"):
+        with pytest.raises(InputError, match=rf"{over.name}: is missing, damaged .*remove it and resume without it"):
             go(config, run_dir, resume=True)
     over.unlink()
     go(config, run_dir, resume=True)

@@ -1,6 +1,6 @@
 """Labels of a teacher for the geometries of ``geometries``: energy, forces, dipole and partial charges.
 
-    python scripts/tools/organic/label.py GEOMETRIES LABELLED [--processes 2]
+    python -m scripts.tools.organic.label GEOMETRIES LABELLED [--processes 2]
 
 It runs in an environment of its own, with ``pip install so3krates-torch tblite``, and needs nothing of this package.
 The teacher is SO3LR (Kabylda et al., J. Am. Chem. Soc. 2025; code and weights MIT), of the class PBE0+MBD. GFN2-xTB
