@@ -72,12 +72,12 @@ def test_energies_and_forces(server, molflt, tiny_data, tmp_path, monkeypatch):
     result = molflt("fetch", "oc20-s2ef-200k", "--to", "s2ef", status=0)
     assert "checksum is right" in result.out
     lines = [shlex.split(line) for line in result.out.splitlines() if line.startswith("  molflt ")]
-    assert [words[1] for words in lines] == ["convert", "config", "train"]
+    assert [words[1] for words in lines] == ["prepare", "config", "train"]
     molflt(*lines[0][1:], status=0)
     Path("s2ef.yaml").write_text(molflt("config", "tiny").out, encoding="utf-8")
-    converted = lines[0][-1]
+    prepared = lines[0][-1]
     small = ["model.dim=16", "model.n_heads=2", "model.n_layers=1", "trainer.max_epochs=1", "trainer.accelerator=cpu"]
-    train = [word.replace("VAL.lmdb", converted) for word in lines[2][1:]]
+    train = [word.replace("VAL", prepared) for word in lines[2][1:]]
     molflt(*train, *small, "--no-report", status=0)
     assert "force_mae" in Path("runs/s2ef/metrics.csv").read_text(encoding="utf-8")
 
