@@ -36,6 +36,10 @@ class InputError(ValueError):
         return error
 
 
+class DamagedError(InputError):
+    """Error for damage to many records at once: leaving out the one that was asked for would be no remedy."""
+
+
 class InputWarning(UserWarning):
     """Warning about input that was ignored or taken for granted.
 

@@ -111,6 +111,7 @@ def prepare(
     """
     options = _settled(options)
     key, fingerprints = identity(inputs, options)
+    parts = parts_of(inputs, options)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; choose another folder")
     with sole_writer(folder / UNFINISHED, wait=True):
@@ -128,7 +129,6 @@ def prepare(
             with atomic_file(folder / UNFINISHED) as path:
                 path.write_text(signed({"key": key, "version": VERSION}), encoding="utf-8")
     if not (folder / MANIFEST).is_file():
-        parts = parts_of(inputs, options)
         n = min(n_processes or len(os.sched_getaffinity(0)), len(parts))
         _share(parts, folder, options, n)
         content = {"key": key, "data": fingerprints, "options": stated_options(options), "version": VERSION}

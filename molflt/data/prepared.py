@@ -31,7 +31,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.quality.domain import Domain
 from molflt.data.quality.facts import Facts, domain_of
 from molflt.data.reading import DEFAULT, ReadOptions
-from molflt.errors import InputError
+from molflt.errors import DamagedError, InputError
 
 VERSION = 1
 BLOCK = 1_000
@@ -117,7 +117,7 @@ def mapped(file: Path) -> np.ndarray:
     NumPy's own map keeps the file open, and a large set has thousands.
 
     Raises:
-        InputError: it cannot be read, is cut short, or is no plain array of numbers.
+        DamagedError: it cannot be read, is cut short, or is no plain array of numbers.
     """
     try:
         with open(file, "rb") as handle:
@@ -133,7 +133,7 @@ def mapped(file: Path) -> np.ndarray:
             return np.empty(shape, dtype)
         raw = torch.from_file(str(file), shared=False, size=offset + n_bytes, dtype=torch.uint8)
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{file}: is damaged or missing ({error!s:.200}); {_AGAIN}") from error
+        raise DamagedError(f"{file}: is damaged or missing ({error!s:.200}); {_AGAIN}") from error
     found = raw.numpy()[offset:].view(dtype).reshape(shape)
     found.flags.writeable = False
     return found
@@ -166,8 +166,8 @@ class Shard:
             raise self._damaged("its arrays do not fit each other")
         return found
 
-    def _damaged(self, why: str) -> InputError:
-        return InputError(f"{self.folder}: is damaged ({why}); {_AGAIN}")
+    def _damaged(self, why: str) -> DamagedError:
+        return DamagedError(f"{self.folder}: is damaged ({why}); {_AGAIN}")
 
     def _check(self, block: int) -> None:
         first, last = block * BLOCK, min((block + 1) * BLOCK, self.n)
@@ -184,7 +184,8 @@ class Shard:
         """Return a structure.
 
         Raises:
-            InputError: the shard is damaged, or the structure could not be used when it was prepared.
+            DamagedError: the shard is damaged.
+            InputError: the structure could not be used when it was prepared.
         """
         arrays = self.arrays
         if not self._checked[row // BLOCK]:

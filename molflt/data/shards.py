@@ -28,7 +28,7 @@ from molflt.data.prepared import (
     signed,
 )
 from molflt.data.quality.facts import FactRows
-from molflt.errors import InputError, naming
+from molflt.errors import DamagedError, InputError, naming
 from molflt.files import atomic_file, sync_folder
 
 STATED = "shard.json"
@@ -51,6 +51,8 @@ class ShardRows:
         try:
             data = dataset[index]
             self.facts.add(data, index)
+        except DamagedError:
+            raise
         except InputError as error:
             self.facts.add_unusable()
             self._add({"error": str(error), "record": error.record, "info": dict(error.info)}, 0, {})

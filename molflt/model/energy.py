@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from importlib import import_module
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,6 @@ from molflt.model.elements import AtomEmbedding
 from molflt.model.encoder import Encoder, full_precision
 from molflt.model.scale_shift import ScaleShift
 from molflt.vocabulary import TAG_ADSORBATE, MethodName
-
-if TYPE_CHECKING:
-    from molflt.model.repulsion import Repulsion
 
 
 class EnergyHead(nn.Module):
@@ -222,11 +220,8 @@ class EnergyModel(nn.Module):
         self.encoder = Encoder(layers, config.dim, config.ffn_dim, config.dropout, config.n_recycles)
         self.energy_head = EnergyHead(config.dim, config.charges)
         self.charge_head = ChargeHead(config.dim, config.charges) if config.charges else None
-        self.repulsion: Repulsion | None = None
-        if config.repulsion:
-            from molflt.model.repulsion import Repulsion
-
-            self.repulsion = Repulsion()
+        # Few models have it.
+        self.repulsion = import_module("molflt.model.repulsion").Repulsion() if config.repulsion else None
         self.displacement_head = (
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )

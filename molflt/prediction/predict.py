@@ -19,7 +19,7 @@ from molflt.data.neighbours import attach_neighbours
 from molflt.data.progress import track
 from molflt.data.quality import domain
 from molflt.data.quality.occurrence import Reason
-from molflt.errors import InputError, does_not_fit, try_within_memory
+from molflt.errors import DamagedError, InputError, does_not_fit, try_within_memory
 from molflt.model.energy import EnergyModel
 from molflt.model.file import LoadedModel, ModelMetadata
 from molflt.prediction.members import uncertainty_of
@@ -192,6 +192,8 @@ def _predict_batch(
             reasons = [reason.text for reason in domain_violations(members[0], shapes[position][0])]
             if reasons := [*reasons, *filter(None, [data.get("remark")])]:
                 found.warnings[position] = printable("; ".join(reasons))
+        except DamagedError:
+            raise
         except InputError as error:
             shapes.pop(position, None)
             fail(position, error)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from molflt.data.oc20.writer import write_lmdb
 
@@ -42,3 +43,14 @@ def test_what_cannot_be_used_is_said_at_once(molflt: Any, tmp_path: Path, make_r
     assert "1 structure cannot be used; data.on_error=skip trains without" in done.err
     assert "a.lmdb#1" in done.err
     assert molflt("prepare", "-", "-o", tmp_path / "other").status == 2
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate"])
+def test_damage_is_not_skipped_as_bad_structures_are(molflt, model_path, tiny_data, tmp_path, command):
+    molflt("prepare", tiny_data / "val.lmdb", "-o", tmp_path / "set", status=0)
+    file = tmp_path / "set" / "00000" / "positions.npy"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 16
+    file.write_bytes(content)
+    result = molflt(command, model_path, tmp_path / "set", "--on-error", "skip", status=2)
+    assert result.err.count("is damaged") == 1

@@ -20,7 +20,7 @@ from molflt.data.quality.domain import Domain, sample
 from molflt.data.quality.facts import FactRows, Facts, domain_of
 from molflt.data.quality.forces import ForceCheck
 from molflt.data.quality.labels import doubts, energies_out_of_line, forces_out_of_line
-from molflt.errors import AgreedError, InputError, OnBad, refuse
+from molflt.errors import AgreedError, DamagedError, InputError, OnBad, refuse
 from molflt.files import atomic_file
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, TARGETS
 
@@ -189,6 +189,8 @@ class Screening:
                 if rows is not None:
                     check_geometry(data, name)
                     rows.add(data, index)
+            except DamagedError:
+                raise
             except InputError as error:
                 noted.bad[index] = str(error)
                 noted.skipped.append(Skipped(index, name or error.record, str(error)))
