@@ -18,8 +18,8 @@ from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.file import load_model
 from molflt.report.model import training_report
-from molflt.training import data_module
 from molflt.training import run as run_module
+from molflt.training import training_structures
 from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
 from molflt.training.run_dir import find_checkpoint, read_records
@@ -339,7 +339,7 @@ WORKERS = {"loss.noisy_nodes": True, "data.num_workers": 1}
 @pytest.mark.slow
 def test_worker_processes_change_nothing(make_config, tmp_path, monkeypatch):
     # Small sets are cached, and a cache needs no workers.
-    monkeypatch.setattr(data_module, "CACHED_ATOMS", 0)
+    monkeypatch.setattr(training_structures, "CACHED_ATOMS", 0)
     for workers in (0, 1, 3):
         config = make_config(**{**WORKERS, "model.dropout": 0.2, "data.num_workers": workers})
         go(config, tmp_path / str(workers))
