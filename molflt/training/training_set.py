@@ -169,11 +169,12 @@ def compare(
 
 def _outside(validation: Screening, found: TrainingSet) -> list[tuple[str, list[Reason]]]:
     """Names of structures outside the domain, and the reasons that do not need the geometry."""
-    strange = []
-    for place, sight in zip(validation.places.tolist(), validation.facts.sights(validation.places), strict=True):
-        if reasons := outside_by_sight(found.domain, found.elements, sight):
-            strange.append((place, reasons))
-    return [(str(validation.structures[place].name), reasons) for place, reasons in strange]
+    sights = zip(validation.places.tolist(), validation.facts.sights(validation.places), strict=True)
+    return [
+        (str(validation.structures[place].name), reasons)
+        for place, sight in sights
+        if (reasons := outside_by_sight(found.domain, found.elements, sight))
+    ]
 
 
 def _strange(found: list[tuple[str, list[Reason]]], n: int, name: str, decides: bool) -> list[str]:
