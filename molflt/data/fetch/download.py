@@ -97,7 +97,7 @@ def _transfer(session: requests.Session, archive: Archive, url: str, part: Path,
     try:
         asked = {"Range": f"bytes={offset}-"} if offset else {}
         response = session.get(url, headers=asked, stream=True, timeout=_TIMEOUT)
-    except (TooManyRedirects, InvalidSchema) as error:
+    except (TooManyRedirects, InvalidSchema, UnicodeDecodeError) as error:  # a target that is not UTF-8
         raise InputError(f"{url}: the server redirects too often, or elsewhere than to http and https") from error
     except SSLError as error:
         if not isinstance(_root(error), ssl.SSLCertVerificationError):
