@@ -315,7 +315,6 @@ JOBS: dict[str, dict[str, Any]] = {
     "matrices, even": molflt(net={**MATRICES, "n_rbf": 11, "spacing": "even"}),
     "matrices, decay 0.1": molflt(net=MATRICES, decay=0.1),
     "matrices, near only": molflt(net={**MATRICES, "near_only": True}),
-    "matrices, repulsion": molflt(net={**MATRICES, "repulsion": True}),
 }
 """What is trained, and how."""
 
