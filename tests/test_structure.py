@@ -30,7 +30,7 @@ BUDGET = {
     "adsorption": (2, 310),
     "attention": (36, 3_620),
     "cli": (10, 1_360),
-    "data": (54, 8_400),
+    "data": (54, 8_420),
     "export": (4, 476),
     "invariance": (2, 320),
     "model": (10, 844),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +26,10 @@ from molflt.files import resolve_path
 from molflt.training.config import TrainConfig
 from molflt.training.task import EnergyTask
 from molflt.training.training_set import compare, read_training_set
-from molflt.training.training_structures import SHARE, NoisyDataset, PreparedDataset, SeparatedDataset
+from molflt.training.training_structures import SHARE, NeighbourDataset, NoisyDataset, SeparatedDataset
+
+MOST_WORKERS = 8
+"""Processes that make batches for a device, unless told otherwise; one makes some hundred structures a second."""
 
 
 class EnergyDataModule(lightning.LightningDataModule):
@@ -92,13 +96,13 @@ class EnergyDataModule(lightning.LightningDataModule):
         self.kept = (data.target, "forces") if self.forces else (data.target,)
 
     @cached_property
-    def _prepared(self) -> PreparedDataset:
+    def _prepared(self) -> NeighbourDataset:
         kept = (*self.kept, "positions_relaxed") if self.training_set.relaxed else self.kept
-        return PreparedDataset(self.train_structures, self.config.model, kept)
+        return NeighbourDataset(self.train_structures, self.config.model, kept)
 
     @cached_property
-    def _prepared_val(self) -> list[PreparedDataset]:
-        return [PreparedDataset(found, self.config.model, self.kept) for found in self.val_structures.values()]
+    def _prepared_val(self) -> list[NeighbourDataset]:
+        return [NeighbourDataset(found, self.config.model, self.kept) for found in self.val_structures.values()]
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of the current epoch."""
@@ -114,7 +118,7 @@ class EnergyDataModule(lightning.LightningDataModule):
     @cached_property
     def _training(self) -> DataLoader[Batch]:
         config = self.config
-        dataset: PreparedDataset | SeparatedDataset
+        dataset: NeighbourDataset | SeparatedDataset
         if self.noisy:
             noise = (config.loss.noise_std, config.seed, 0)
             dataset = NoisyDataset(self.train_structures, config.model, self.kept, *noise)
@@ -166,13 +170,26 @@ class EnergyDataModule(lightning.LightningDataModule):
             n_atoms, max_atoms, shuffle=shuffle, seed=self.config.seed, rank=rank, n_ranks=n_ranks
         )
 
+    def _n_workers(self, cached: bool, lasting: bool) -> int:
+        """Choose the number of processes that make batches."""
+        # The cache of a process dies with it, and on a CPU a cache leaves little to do.
+        if cached and not lasting:
+            return 0
+        assert self.trainer is not None
+        on_gpu = self.trainer.strategy.root_device.type == "cuda"
+        if cached and not on_gpu:
+            return 0
+        if self.config.data.num_workers != "auto":
+            return self.config.data.num_workers
+        share = len(os.sched_getaffinity(0)) // self.trainer.num_devices
+        return min(max(share - 1, 1), MOST_WORKERS) if on_gpu else 0
+
     def _loader(
-        self, dataset: PreparedDataset | SeparatedDataset, batches: AtomBudgetSampler, lasting: bool = False
+        self, dataset: NeighbourDataset | SeparatedDataset, batches: AtomBudgetSampler, lasting: bool = False
     ) -> DataLoader[Batch]:
         model = self.config.model
         reach = math.inf if model.all_pairs_if_isolated else model.neighbour_cutoff
-        # A cache in a worker process would die with it.
-        num_workers = 0 if dataset.cached else self.config.data.num_workers
+        num_workers = self._n_workers(dataset.cached, lasting)
         return DataLoader(
             _Batches(dataset, reach),
             batch_size=None,
@@ -214,7 +231,7 @@ class Requests(Sampler[Request]):
 class _Batches(Dataset[Batch]):
     """Batches on request."""
 
-    def __init__(self, structures: PreparedDataset | SeparatedDataset, reach: float) -> None:
+    def __init__(self, structures: NeighbourDataset | SeparatedDataset, reach: float) -> None:
         self.structures, self.reach = structures, reach
 
     def __getitem__(self, wanted: Request) -> Batch:

@@ -24,7 +24,7 @@ from molflt.model.scale_shift import fit_statistics
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.training_set import read_training_set
-from molflt.training.training_structures import SHARE, NoisyDataset, PreparedDataset, SeparatedDataset
+from molflt.training.training_structures import SHARE, NeighbourDataset, NoisyDataset, SeparatedDataset
 from molflt.vocabulary import TAG_ADSORBATE
 
 ENERGY, RELAXED = LabelSpec(), LabelSpec(target="y_relaxed")
@@ -42,6 +42,28 @@ def noisy(structures, seed=0, epoch=0, std=0.1):
 
 def screening(structures, spec):
     return Screening(ListDataset(structures), spec, "x")
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "cores", "cached", "lasting", "expected"),
+    [
+        ("cpu", "auto", 16, False, True, 0),
+        ("cpu", 3, 16, False, True, 3),
+        # In a process of its own the cache would die with it, unless the process stays.
+        ("cpu", 3, 16, True, True, 0),
+        ("cuda", "auto", 16, True, True, 7),
+        ("cuda", "auto", 16, True, False, 0),
+        ("cuda", "auto", 64, False, False, 8),
+        ("cuda", "auto", 1, False, True, 1),
+        ("cuda", 0, 16, False, True, 0),
+    ],
+)
+def test_loader_processes(device, asked, cores, cached, lasting, expected, make_config, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores))
+    data = EnergyDataModule(make_config(**{"data.num_workers": asked}))
+    strategy = SimpleNamespace(root_device=torch.device(device))
+    monkeypatch.setattr(data, "trainer", SimpleNamespace(strategy=strategy, num_devices=2))
+    assert data._n_workers(cached, lasting) == expected
 
 
 def test_noise_depends_on_seed_epoch_and_index_alone(structures):
@@ -122,7 +144,7 @@ def test_neighbours_are_those_of_the_noised_positions(structures):
 
 
 def test_prepared_structures_leave_the_source_alone(structures):
-    prepared = PreparedDataset(ListDataset(structures), MODEL, ("y_init",))
+    prepared = NeighbourDataset(ListDataset(structures), MODEL, ("y_init",))
     data = prepared[0]
     assert prepared[0] is data
     assert {"edge_index", "y_init"} <= set(data.keys())
@@ -311,7 +333,7 @@ def molecules():
 
 
 def test_compositions_are_new_in_every_epoch_and_of_the_same_sizes():
-    prepared = PreparedDataset(ListDataset(molecules()), MODEL, ("energy",))
+    prepared = NeighbourDataset(ListDataset(molecules()), MODEL, ("energy",))
     first, again, later = (SeparatedDataset(prepared, 2.5, 3, epoch) for epoch in (1, 1, 2))
     assert len(first) == 8 + 20
     np.testing.assert_array_equal(first.n_atoms, later.n_atoms)
