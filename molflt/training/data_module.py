@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import lightning
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
-from molflt.attention.layout import Plan
-from molflt.data.batch import AtomBudgetSampler, collate
+from molflt.data.batch import AtomBudgetSampler
 from molflt.data.cache import open_large
 from molflt.data.dataset import StructureDataset
 from molflt.data.quality.screen import ALONE, Crew, Screening
 from molflt.errors import InputError
 from molflt.files import resolve_path
 from molflt.training.config import TrainConfig
+from molflt.training.loader import Batches, Packed, Requests, as_is
 from molflt.training.task import EnergyTask
 from molflt.training.training_set import compare, read_training_set
 from molflt.training.training_structures import SHARE, NeighbourDataset, NoisyDataset, SeparatedDataset
@@ -132,9 +131,9 @@ class EnergyDataModule(lightning.LightningDataModule):
         """One loader per validation split, in the order of the configuration."""
         return [self._loader(prepared, self._sampler(prepared.n_atoms, False)) for prepared in self._prepared_val]
 
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+    def transfer_batch_to_device(self, batch: Batch | Packed, device: torch.device, dataloader_idx: int) -> Batch:
         """Copy a batch while the device computes."""
-        return batch.to(device, non_blocking=True)
+        return batch.unpacked(device) if isinstance(batch, Packed) else batch.to(device, non_blocking=True)
 
     def _separation(self) -> float:
         """Compositions for each training structure.
@@ -191,53 +190,12 @@ class EnergyDataModule(lightning.LightningDataModule):
         reach = math.inf if model.all_pairs_if_isolated else model.neighbour_cutoff
         num_workers = self._n_workers(dataset.cached, lasting)
         return DataLoader(
-            _Batches(dataset, reach),
+            Batches(dataset, reach, packed=num_workers > 0),
             batch_size=None,
             sampler=Requests(batches),
-            collate_fn=_as_is,
+            collate_fn=as_is,
             num_workers=num_workers,
             persistent_workers=num_workers > 0 and lasting,
             # From there batches are copied while the device computes.
             pin_memory=torch.cuda.is_available(),
         )
-
-
-class Request(NamedTuple):
-    """A batch to make: its structures, in which epoch, and laid out by which plan."""
-
-    indices: list[int]
-    epoch: int
-    plan: Plan | None
-
-
-class Requests(Sampler[Request]):
-    """Requests for the batches of a sampler; ``plan`` is that of the epoch."""
-
-    def __init__(self, batches: AtomBudgetSampler, plan: Plan | None = None) -> None:
-        self.batches, self.plan, self.epoch = batches, plan, 0
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Request]:
-        return (Request(indices, self.epoch, self.plan) for indices in self.batches)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose batches come next."""
-        self.epoch = epoch
-        self.batches.set_epoch(epoch)
-
-
-class _Batches(Dataset[Batch]):
-    """Batches on request."""
-
-    def __init__(self, structures: NeighbourDataset | SeparatedDataset, reach: float) -> None:
-        self.structures, self.reach = structures, reach
-
-    def __getitem__(self, wanted: Request) -> Batch:
-        self.structures.epoch = wanted.epoch
-        return collate([self.structures[index] for index in wanted.indices], wanted.plan, self.reach)
-
-
-def _as_is(batch: Batch) -> Batch:
-    return batch

@@ -10,7 +10,9 @@ import pytest
 import torch
 from ase.build import molecule
 from ase.geometry import get_distances
+from torch_geometric.data import Batch
 
+from molflt.attention.registry import attention_config
 from molflt.data.ase import from_atoms
 from molflt.data.dataset import ListDataset
 from molflt.data.labels import LabelSpec
@@ -23,9 +25,11 @@ from molflt.model.config import ModelConfig
 from molflt.model.scale_shift import fit_statistics
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
+from molflt.training.loader import Batches, Packed, Request
 from molflt.training.training_set import read_training_set
 from molflt.training.training_structures import SHARE, NeighbourDataset, NoisyDataset, SeparatedDataset
 from molflt.vocabulary import TAG_ADSORBATE
+from tests.model.models import make_model
 
 ENERGY, RELAXED = LabelSpec(), LabelSpec(target="y_relaxed")
 MODEL = ModelConfig(cutoff=4.0)
@@ -42,6 +46,32 @@ def noisy(structures, seed=0, epoch=0, std=0.1):
 
 def screening(structures, spec):
     return Screening(ListDataset(structures), spec, "x")
+
+
+def test_a_packed_batch_is_the_batch(structures):
+    plan = make_model(attention_config()).plan()
+    batch = Batches(noisy(structures), plan.cutoff)[Request(list(range(len(structures))), 0, plan)]
+    packed = pickle.loads(pickle.dumps(Packed.of(batch)))
+    found = packed.unpacked(torch.device("cpu"))
+
+    def tensors(value):
+        if isinstance(value, torch.Tensor):
+            return [value]
+        if not isinstance(value, tuple):
+            value = (value.to_dict() if isinstance(value, Batch) else getattr(value, "__dict__", {})).values()
+        return [tensor for part in value for tensor in tensors(part)]
+
+    pairs = list(zip(tensors(batch), tensors(found), strict=True))
+    assert len(pairs) > 25
+    for a, b in pairs:
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    assert found.name == batch.name
+    # Integers are sent with 32 bits.
+    assert packed.memory.nbytes < 0.8 * sum(a.nbytes for a, _ in pairs)
+    wide = batch.clone()
+    wide.sid = torch.tensor([1 << 40, -(1 << 40)])
+    assert torch.equal(Packed.of(wide).unpacked(torch.device("cpu")).sid, wide.sid)
 
 
 @pytest.mark.parametrize(
