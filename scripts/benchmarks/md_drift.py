@@ -143,13 +143,11 @@ def run_dynamics(
         if step % 10 == 0:
             positions.append([atoms.get_positions() for atoms in copies])
     speed = steps / (time.perf_counter() - start)
-    n_atoms, times, known, where = (
-        len(copies[0]),
-        np.arange(steps + 1) * timestep / 1e3,
-        np.array(rows),
-        np.array(positions),
-    )
-    return [Dynamics(times, *known[:, k].T, n_atoms, speed, where[:, k]) for k in range(len(copies))]
+    times, known, where = np.arange(steps + 1) * timestep / 1e3, np.array(rows), np.array(positions)
+    return [
+        Dynamics(times, known[:, k, 0], known[:, k, 1], len(atoms), speed, where[:, k])
+        for k, atoms in enumerate(copies)
+    ]
 
 
 def bond_lengths(frames: Sequence[Atoms], positions: np.ndarray | None = None) -> dict[str, np.ndarray]:
