@@ -213,15 +213,15 @@ def explain_command(
     model: Path = terminal.MODEL,
     structure: str = typer.Argument(..., help="A file, or a SMILES.", show_default=False),
     atom: int = typer.Option(
-        None, "--atom", help="Atom whose attention is shown, counted from 0.  [default: the one that stands out]"
+        None, "--atom", help="Atom whose attention is shown, counted from 0.", show_default="the one that stands out"
     ),
     index: int = typer.Option(None, help="Structure of several, counted from 0."),
     out: Path = typer.Option(
         None,
         "--out",
         "-o",
-        help="NAME.html, an interactive 3D page, or NAME.csv.  [default: explain.html, numbered]",
-        show_default=False,
+        help="NAME.html, an interactive 3D page, or NAME.csv.",
+        show_default="explain.html, numbered",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object; no page unless -o says so."),
     overwrite: bool = terminal.OVERWRITE,

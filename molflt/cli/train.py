@@ -24,14 +24,11 @@ _TASKS: dict[str, list[str]] = {
 def train_command(
     config: str = typer.Argument(
         None,
-        help="PRESET, or a YAML file as 'molflt config PRESET' prints it; - for standard input.  [default: that of "
-        "the task: forces, or small]",
-        show_default=False,
+        help="PRESET, or a YAML file as 'molflt config PRESET' prints it; - for standard input.",
+        show_default="that of the task: forces, or small",
     ),
     overrides: list[str] = typer.Argument(None, help="key.sub=value, as often as needed.", show_default=False),
-    task: Task = typer.Option(
-        None, help="Quantity to learn.  [default: found in the file given with --train]", show_default=False
-    ),
+    task: Task = typer.Option(None, help="Quantity to learn.", show_default="found in the file given with --train"),
     train: str = typer.Option(None, "--train", metavar="FILE", help="Structures to train on.", show_default=False),
     val: str = typer.Option(None, "--val", metavar="FILE", help="Structures to validate on.", show_default=False),
     energy_key: str = typer.Option(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import ase.io
 import pytest
+import typer
 from ase.build import molecule
 from typer.testing import CliRunner
 
@@ -36,6 +37,17 @@ def test_help_has_an_example(command):
     assert result.exit_code == 0
     assert f"Example: molflt {command} " in result.output
     assert max(len(line) for line in result.output.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_every_sentence(command):
+    """And every default: rich takes text in brackets for markup, and drops it."""
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "600"})
+    shown = " ".join(result.output.split())
+    for parameter in typer.main.get_command(app).get_command(None, command).params:
+        assert " ".join(parameter.help.split()) in shown, parameter.name
+        if isinstance(parameter.show_default, str):
+            assert f"[default: ({parameter.show_default})]" in shown, parameter.name
 
 
 def test_help_lists_every_command(molflt):
