@@ -242,4 +242,6 @@ def _check(model: Model, molecule: Atoms, surfaces: Sequence[Surface]) -> None:
         )
     numbers = {int(z) for atoms in (molecule, *(one.atoms for one in surfaces)) for z in atoms.numbers}
     if unknown := unknown_elements(model.members[0], numbers):
-        raise InputError(f"{path}: was not trained on {', '.join(unknown)}; its energies of them would mean nothing")
+        raise InputError(
+            f"{path}: was not trained on {', '.join(unknown)}; its energies of them would be meaningless"
+        )

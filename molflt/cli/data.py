@@ -72,7 +72,7 @@ def convert_command(
 
 def prepare_command(
     inputs: list[str] = typer.Argument(..., metavar="IN...", help="Any readable structures.", show_default=False),
-    out: Path = typer.Option(..., "--out", "-o", help="Folder to make or to go on with.", show_default=False),
+    out: Path = typer.Option(..., "--out", "-o", help="Folder to create or continue.", show_default=False),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace another prepared set."),
     label: str = LABEL,
     unit: EnergyUnit = UNIT,

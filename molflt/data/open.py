@@ -170,7 +170,7 @@ def resolve_inputs(inputs: Sequence[str], options: ReadOptions = DEFAULT) -> Str
             check_text(text)
         except InputError as error:
             raise InputError(
-                f"'{text}' is no file or folder, matches no files as a pattern, and is no molecule: {error}"
+                f"'{text}' is not a file or folder, matches no files as a pattern, and is not a molecule: {error}"
             ) from error
         return ListDataset([from_text(text, options)])
 
@@ -212,7 +212,7 @@ def structures_of(entry: Any, name: str, options: ReadOptions = DEFAULT) -> Stru
     if isinstance(entry, StructureDataset):
         return entry
     raise InputError(
-        f"{name}: {type(entry).__name__} is nothing that holds a structure; give ASE Atoms, an RDKit Mol, a SMILES, "
+        f"{name}: {type(entry).__name__} holds no structure; give ASE Atoms, an RDKit Mol, a SMILES, "
         "a path, or a torch_geometric Data with the fields of molflt.vocabulary"
     )
 

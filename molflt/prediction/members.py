@@ -84,7 +84,7 @@ def load_members(
     given: list[Any] = [models] if one else list(models)  # type: ignore[arg-type]
     for entry in given:
         if not isinstance(entry, str | os.PathLike | LoadedModel):
-            raise InputError(f"{shown(entry)} is no path of a model; give a model file or a run directory")
+            raise InputError(f"{shown(entry)} is not a path of a model; give a model file or a run directory")
     members: list[LoadedModel] = []
     for entry in given:
         members += [entry] if isinstance(entry, LoadedModel) else _load(entry, frequencies)
@@ -97,7 +97,7 @@ def load_members(
         for what, expected in _shared(first).items():
             if (found := _shared(member)[what]) != expected:
                 raise InputError(
-                    f"{member.path}: its {what} is {found}, that of {first.path} {expected}; they make no ensemble"
+                    f"{member.path}: its {what} is {found}, that of {first.path} {expected}; they are not an ensemble"
                 )
     return members
 

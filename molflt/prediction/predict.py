@@ -306,8 +306,8 @@ def why_no_forces(target: str) -> str | None:
     if target in DIFFERENTIABLE:
         return None
     return (
-        f"was trained on {target}, the energy of the relaxed structure, which is the same for every geometry on the "
-        "way to the minimum: its derivative is no force. Train on energies of the given geometry "
+        f"was trained on {target}, the energy of the relaxed structure, which is constant along a relaxation: its "
+        "derivative is not a force. Train on energies of the given geometry "
         f"(data.target={' or '.join(DIFFERENTIABLE)}) for forces and stress"
     )
 

@@ -120,7 +120,7 @@ def train(
             clear_leftovers(run_dir)
         checkpoint, damaged = find_checkpoint(run_dir) if resume else (None, [])
         for path in damaged:
-            say(f"{path}: is damaged; going on from {checkpoint}, one epoch before")
+            say(f"{path}: is damaged; resuming from {checkpoint}, one epoch before")
         _quiet_lightning()
         lightning.seed_everything(config.seed, workers=True, verbose=False)
         trainer = _trainer(config, run_dir, callbacks)

@@ -183,7 +183,7 @@ def test_a_wrong_name_leads_to_the_right_one(info, spec, remedy, tmp_path):
     path = _file(tmp_path / "a.extxyz", **info)
     with pytest.raises(InputError) as error:
         _screened(path, LabelSpec(**spec))
-    assert f"Name what is there: {remedy} (evaluate: --label" in str(error.value)
+    assert f"Give {remedy} (evaluate: --label" in str(error.value)
     # What it says works.
     given = dict(word.removeprefix("data.").split("=") for word in remedy.split(" or ")[0].split())
     assert len(_screened(path, LabelSpec(**spec | {k: None if v == "null" else v for k, v in given.items()}))) == 3

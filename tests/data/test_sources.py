@@ -120,7 +120,7 @@ def test_inputs_of_all_kinds(folder, monkeypatch):
 
 def test_an_input_that_is_nothing_says_what_was_tried():
     for text in ("nope.xyz", "none/*.lmdb", "hello world", ""):
-        with pytest.raises(InputError, match=r"no file or folder, matches no files .* no molecule"):
+        with pytest.raises(InputError, match=r"not a file or folder, matches no files .* not a molecule"):
             resolve_inputs(["CCO", text])
     with pytest.raises(InputError, match="no inputs"):
         resolve_inputs([])

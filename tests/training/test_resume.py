@@ -181,7 +181,7 @@ def test_damaged_checkpoints(make_config, copied_run, tiny_run, tmp_path):
     (copied_run / "last.safetensors").unlink()
     said = []
     train(make_config(), copied_run, resume=True, say=said.append)
-    assert any("last.ckpt: is damaged; going on from" in line for line in said)
+    assert any("last.ckpt: is damaged; resuming from" in line for line in said)
     assert_same_run(copied_run, tiny_run)
     for path in (checkpoint, previous):
         path.write_bytes(whole[:1000])
