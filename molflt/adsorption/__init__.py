@@ -165,7 +165,10 @@ def adsorb(
 def doubts_of(results: Sequence[Adsorption]) -> str:
     """List metals with an unreliable energy, one a line after a heading; may be empty."""
     doubts = [one.doubt for one in results if one.doubt]
-    what = "few placements are inside the training domain; these energies are unreliable, and ± does not apply"
+    what = (
+        "few placements are inside the training domain; energies are unreliable, and not given below a tenth; "
+        "± does not apply"
+    )
     return listed(what, doubts, most=len(doubts)) if doubts else ""
 
 

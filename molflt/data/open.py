@@ -33,6 +33,7 @@ from molflt.data.runs import (
     read_calculations,
     suggest_pairs,
 )
+from molflt.data.tables import MOLECULE
 from molflt.data.text import bare_suffix
 from molflt.errors import InputError, InputWarning, in_line, noting, refuse
 from molflt.files import standard_input
@@ -169,8 +170,13 @@ def resolve_inputs(inputs: Sequence[str], options: ReadOptions = DEFAULT) -> Str
         try:
             check_text(text)
         except InputError as error:
+            if text.startswith(MOLECULE):
+                raise
+            if bare_suffix(Path(text)) in DATABASES or is_molecules(Path(text)):
+                raise InputError(f"{text}: no such file") from error
+            reason = str(error).removeprefix(f"{text}: ")
             raise InputError(
-                f"'{text}' is not a file or folder, matches no files as a pattern, and is not a molecule: {error}"
+                f"'{text}' is not a file, a folder, a pattern of files or a molecule: {reason}"
             ) from error
         return ListDataset([from_text(text, options)])
 

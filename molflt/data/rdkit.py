@@ -283,7 +283,7 @@ def meant(message: str) -> str:
     lines = [_TIME.sub("", line).strip() for line in message.split("\n")]
     first = next((line for line in lines if line.strip("*-~^ ") and not _SAYS_NOTHING.match(line)), "")
     place = next((line for line in lines if "check for mistakes around" in line and line != first), "")
-    return "; ".join(filter(None, (first, place))).replace("SMILES Parse Error: ", "")
+    return "; ".join(filter(None, (first, place.rstrip(":")))).replace("SMILES Parse Error: ", "")
 
 
 def _said(log: object) -> str:

@@ -39,6 +39,8 @@ def member_paths(path: ModelPath) -> list[Path]:
     if str(path).startswith(PRETRAINED_PREFIX):
         return [_pretrained_model(str(path).removeprefix(PRETRAINED_PREFIX))]
     path = Path(path)
+    if not path.exists() and str(path) in pretrained_models():
+        raise InputError(f"{path}: no such file; did you mean {PRETRAINED_PREFIX}{path}?")
     if not path.is_dir() or (path / BEST).exists():
         return [path / BEST if path.is_dir() else path]
     members = sorted(path.glob(f"{MEMBER}*"), key=lambda member: (len(member.name), member.name))

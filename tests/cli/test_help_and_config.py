@@ -185,7 +185,7 @@ def test_flags_take_no_value_and_may_stand_after_the_command(molflt, model_path,
     quiet = molflt("predict", model_path, "O", "-o", tmp_path / "a.csv", "--quiet")
     assert (quiet.status, quiet.out) == (0, "")
     # What follows -- is no option.
-    assert "'-q' is not a file or folder" in molflt("predict", model_path, "--", "-q").err
+    assert "'-q' is not a file" in molflt("predict", model_path, "--", "-q").err
 
 
 def test_verbose_shows_where_an_error_arose(molflt, model_path):
