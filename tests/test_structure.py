@@ -34,7 +34,7 @@ BUDGET = {
     "export": (4, 476),
     "invariance": (2, 320),
     "model": (10, 844),
-    "prediction": (8, 1_345),
+    "prediction": (8, 1_351),
     "report": (9, 1_135),
     "simulate": (5, 520),
     "training": (14, 2_150),

@@ -156,15 +156,18 @@ def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: 
     values: dict[str, list[float]] = {target: [] for target in TARGETS}
     relaxed = 0
     sizes = []
+    forces: list[np.ndarray] = []
     for data in track((dataset[i] for i in range(len(dataset))), "reading", len(dataset)):
         sizes.append(int(data.num_nodes))
         elements.update(set(data.atomic_numbers.tolist()))
         boundary["".join("T" if p else "F" for p in data.pbc[0].tolist())] += 1
         relaxed += "positions_relaxed" in data
+        if "forces" in data:
+            forces.append(data.forces.numpy())
         for target, found in values.items():
             if target in data:
                 found.append(float(data[target]))
-    labels = {}
+    labels: dict[str, dict[str, float]] = {}
     for target, found in values.items():
         if found:
             array = np.asarray(found)
@@ -176,6 +179,13 @@ def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: 
                 "min_eV": float(array.min()),
                 "max_eV": float(array.max()),
             }
+    if forces:
+        components = np.concatenate(forces)
+        labels["forces"] = {
+            "n": len(forces),
+            "root_mean_square_eV/Å": float(np.sqrt((components**2).mean())),
+            "max_eV/Å": float(np.abs(components).max()),
+        }
     return {
         "data": path,
         "structures": len(sizes),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -120,15 +121,28 @@ def meaning_of_uncertainty(members: Sequence[LoadedModel]) -> str | None:
 
 
 def provenance(members: Sequence[LoadedModel]) -> dict[str, str]:
-    """State quantity, level of theory and error of a model, the last two from the card beside its file."""
+    """State quantity, level of theory and error of a model, the last two from the card beside its file, if any."""
     metadata, card = members[0].metadata, members[0].path.with_suffix(".md")
     found = {
         "quantity": f"{QUANTITIES[metadata.target]}, eV",
         "level of theory": f"that of {metadata.training_data.path}",
+        **_error_in_validation(members),
     }
     lines = card.read_text(encoding="utf-8").splitlines() if card.exists() else []
     stated = dict(line.split(": ", 1) for line in lines if line.startswith(("Level of theory: ", "Error: ")))
     return found | {key.lower(): text for key, text in stated.items()}
+
+
+def _error_in_validation(members: Sequence[LoadedModel]) -> dict[str, str]:
+    """Mean over the members of their errors on the first validation set; empty if they were not measured."""
+    measured = [member.metadata.validation for member in members]
+    split = next(iter(measured[0]), "").partition("/")[0]
+    errors = [
+        f"{fmean(one[key] for one in measured):.3g} {unit}"
+        for key, unit in ((f"{split}/energy_mae", "eV"), (f"{split}/force_mae", "eV/Å"))
+        if all(key in one for one in measured)
+    ]
+    return {"error": f"{' and '.join(errors)} (mean absolute) on the validation set '{split}'"} if errors else {}
 
 
 def calibrated(members: Sequence[LoadedModel], known: Uncertainty | None) -> list[LoadedModel]:

@@ -318,7 +318,7 @@ def doubt_of_forces(metadata: ModelMetadata) -> str | None:
     if trained or (metadata.domain is not None and metadata.domain.knows_displaced):
         return None
     return (
-        "this model was trained without forces, and each of its training structures in one geometry only: its "
-        "forces are unreliable, and so are relaxations and dynamics with it. Train on forces (molflt train --task "
-        "forces) or on displaced geometries; or relax by another method and predict the energy of the result"
+        "this model was trained without forces, on one geometry of each molecule: its forces are unreliable, and so "
+        "are relaxations and dynamics. Train on forces (molflt train --task forces) or on displaced geometries; or "
+        "relax by another method and predict the energy of the result"
     )

@@ -177,7 +177,8 @@ def _model(
     found = data.training_set
     model_config = config.model.model_copy(deep=True)
     if model_config.auxiliary_head and not found.relaxed:
-        say("no relaxed positions in the training set: training without the displacement head")
+        if config.data.target == "y_relaxed":
+            say("no relaxed positions in the training set: training without the displacement head")
         model_config.auxiliary_head = False
     if model_config.read_out == "auto":
         adsorption = config.data.target == "y_relaxed" and found.domain.kinds == [ON_SURFACE]
