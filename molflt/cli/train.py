@@ -54,6 +54,7 @@ def train_command(
     Example: molflt train --task forces --train train.extxyz --val val.extxyz --out runs/mine
     """
     # Late imports: help should come at once, and a mistake in the configuration soon.
+    from molflt.training.config import PRESETS
     from molflt.training.launch import is_first_process
 
     first = is_first_process()
@@ -66,6 +67,10 @@ def train_command(
     given = {"train": train, "val": val, "label": energy_key, "force_label": forces_key, "unit": unit}
     overrides = [*(f"data.{key}={json.dumps(value)}" for key, value in given.items() if value), *overrides]
     try:
+        # A preset has other data, which are not to validate on, and a file its own.
+        bare = base in (None, *PRESETS) and not any(one.startswith("data.val=") for one in overrides)
+        if train and not val and bare:
+            raise InputError("nothing to validate on: give --val FILE, with structures that are not in --train")
         if task is None and train is not None:
             task = "forces" if forces_key else _task_of(train)
             if first:

@@ -137,9 +137,9 @@ class LabelSpec(BaseModel):
         """Options that name these numbers if the label is missing; empty without any."""
         given = []
         for name in candidates:
-            if name in TARGETS:
+            if name in TARGETS and name != self.target:
                 given.append(f"data.target={name}" + (" data.label=null" if self.label else ""))
-            elif self.target == "energy" or "ads" in name.lower():
+            elif self.target in ("energy", name) or "ads" in name.lower():
                 given.append(f"data.label={name}")
             else:
                 given.append(f"data.target=energy data.label={name}")

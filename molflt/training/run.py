@@ -140,7 +140,7 @@ def train(
         if config.loss.force_weight == "auto":
             weight = data.training_set.force_weight("auto", config.loss.squared)
             say(
-                f"loss.force_weight={weight:g}, for compositions and cells "
+                f"loss.force_weight={weight:g}, because compositions and cells "
                 f"{'are all the same' if data.training_set.alike else 'differ'}"
             )
         split, mad = next(iter(data.mad.items()))

@@ -189,7 +189,7 @@ def test_command(molflt, untrained, tmp_path):
         assert "Fe(110)" in result.out
         assert "ethanol (C2H6O, CCO) on Pt, Fe" in result.out
         assert "± combines nothing known of the model with 0.08 eV for the choice of the placement" in result.err
-        assert result.err.count("\n") == 4
+        assert result.err.count("\n") == 5
     with (tmp_path / "a.csv").open(encoding="utf-8") as handle:
         table = list(csv.DictReader(handle))
     structures = read(tmp_path / "a.extxyz", index=":")

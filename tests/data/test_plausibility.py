@@ -174,6 +174,7 @@ def _screened(path, labels):
     [
         ({"energy": -1.0}, {"target": "y_relaxed"}, "data.target=energy"),
         ({"y_init": -1.0}, {"target": "y_relaxed", "label": "E"}, "data.target=y_init data.label=null"),
+        ({"y_init": -1.0}, {"target": "y_init", "label": "E"}, "data.label=y_init"),
         ({"U0": -1.0, "comment": "x", "sid": 3}, {"target": "y_relaxed"}, "data.target=energy data.label=U0"),
         ({"U0": -1.0, "Q": 2.0}, {}, "data.label=Q or data.label=U0"),
         ({"E_ads": -1.0}, {"target": "y_relaxed"}, "data.label=E_ads"),

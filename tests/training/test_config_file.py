@@ -126,7 +126,9 @@ def test_other_files(content, tmp_path):
 def test_a_list_a_folder_and_nothing(tmp_path):
     path = tmp_path / "list.yaml"
     path.write_text("- a\n- b\n", encoding="utf-8")
-    assert _message(path) == f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one"
+    assert (
+        _message(path) == f"{path}: must be a mapping of keys to values ('molflt config tiny'); give data by --train"
+    )
     assert "molflt config tiny" in _message(tmp_path / "absent.yaml")
     assert "is a folder" in _message(tmp_path)
 
