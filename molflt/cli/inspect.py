@@ -250,7 +250,7 @@ def explain_command(
     if out is not None:
         terminal.claim_new_file(context, out, (".html", ".csv"), overwrite)
     from molflt.data.reading import ReadOptions
-    from molflt.prediction.members import load_member
+    from molflt.prediction.members import load_member, provenance
     from molflt.prediction.predict import choose_device, domain_violations
     from molflt.report.explain import explain
     from molflt.report.explain_page import as_json as content
@@ -275,6 +275,7 @@ def explain_command(
         terminal.answer_json(content(explanation))
         return
     _print_table(explanation)
+    terminal.say("\n".join(f"{key}: {text}" for key, text in provenance([loaded]).items()))
     assert out is not None
     terminal.say(f"{'page' if out.suffix.lower() == '.html' else 'table of all atoms'} in {out}")
 
