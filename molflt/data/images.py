@@ -84,13 +84,13 @@ def unwrap(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarr
     n = len(positions)
     if n < 2 or not pbc.any():
         return positions
+    if pbc.all() and _are_shortest(np.ptp(positions, axis=0)[None], cell):
+        return positions
+    # Paths of up to n bonds between the first atom and each; divided by n, their numbers stay finite.
+    if np.linalg.matrix_power((cdist(positions, positions) < _BONDED) / n, n)[0].all():
+        return positions
     i, j = np.triu_indices(n, 1)
     vectors = positions[j] - positions[i]
-    if pbc.all() and _are_shortest(vectors, cell):
-        return positions
-    as_given = csr_array((np.linalg.norm(vectors, axis=1), (i, j)), shape=(n, n))
-    if minimum_spanning_tree(as_given).data.max() < _BONDED:
-        return positions
     vectors, lengths = shortest_images(vectors, cell, pbc)
     tree = minimum_spanning_tree(csr_array((lengths, (i, j)), shape=(n, n)))
     order, before = breadth_first_order(tree, 0, directed=False)

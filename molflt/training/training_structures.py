@@ -33,7 +33,7 @@ _MEMBERS, _SHARES = (2, 3, 1), (0.5, 0.1, 0.4)
 """How many structures a composition has, and how often; one alone is put in a cell."""
 
 
-class PreparedDataset(Dataset[Data]):
+class NeighbourDataset(Dataset[Data]):
     """Structures with neighbour lists, which are kept when the set is small enough.
 
     Args:
@@ -75,7 +75,7 @@ class PreparedDataset(Dataset[Data]):
         return data
 
 
-class NoisyDataset(PreparedDataset):
+class NoisyDataset(NeighbourDataset):
     """Structures as given and on their way to the relaxed positions, with noise (Noisy Nodes).
 
     Godwin et al. 2021, arXiv 2106.07971, §4. Of a structure every second epoch, at random, has the given positions;
@@ -108,9 +108,9 @@ class NoisyDataset(PreparedDataset):
             strength = random.uniform()
             arms = unwrap(moved[adsorbate], data.cell[0].numpy(), data.pbc[0].numpy())
             arms = arms - arms.mean(axis=0)
-            turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True)
+            turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True).as_matrix()
             shift = random.normal(scale=strength * _SHIFT, size=3)
-            moved[adsorbate] += turn.apply(arms) - arms + shift
+            moved[adsorbate] += arms @ turn.T - arms + shift
         moved += random.normal(scale=self.noise_std, size=moved.shape)
         moved[fixed] = given[fixed]
         data.positions = torch.from_numpy(moved)
@@ -135,7 +135,7 @@ class SeparatedDataset(Dataset[Data]):
         epoch: from one to the next, the members change places.
     """
 
-    def __init__(self, prepared: PreparedDataset, share: float, seed: int, epoch: int) -> None:
+    def __init__(self, prepared: NeighbourDataset, share: float, seed: int, epoch: int) -> None:
         self.prepared, self.seed, self.epoch = prepared, seed, epoch
         self.cached = prepared.cached
         sizes = prepared.n_atoms

@@ -23,7 +23,7 @@ from molflt.attention.far.pairs import squared_distances
 from molflt.attention.far.waves import on_waves
 from molflt.attention.far.ways import DIAMETERS, MARGIN, Group, LadderPlan, n_rungs
 from molflt.attention.geometry import Geometry
-from molflt.attention.smooth import taper
+from molflt.attention.smooth import reciprocal_vectors, taper
 from molflt.attention.sparse import of_columns, sum_of_entries
 
 COULOMB = 14.3996
@@ -81,7 +81,7 @@ def potentials(geometry: Geometry, charges: Tensor) -> Tensor:
             field = mesh(weights.transpose(0, 1), q[:, :, None])[:, :, 0]
         if any(geometry.layout.pbc[group.structures[0]]):
             # A charged crystal has a uniform background.
-            mean = (weights * (2 * math.pi * widths**2) ** 1.5).sum(dim=1) / torch.linalg.det(cell).abs()
+            mean = (weights * (2 * math.pi * widths**2) ** 1.5).sum(dim=1) / reciprocal_vectors(cell)[1].abs()
             found.append(field - mean[:, None, None] * total)
         else:
             found.append(field + _wider(positions, q, total, widest[:, None, None]))
