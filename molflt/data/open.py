@@ -174,10 +174,8 @@ def resolve_inputs(inputs: Sequence[str], options: ReadOptions = DEFAULT) -> Str
                 raise
             if bare_suffix(Path(text)) in DATABASES or is_molecules(Path(text)):
                 raise InputError(f"{text}: no such file") from error
-            reason = str(error).removeprefix(f"{text}: ")
-            raise InputError(
-                f"'{text}' is not a file, a folder, a pattern of files or a molecule: {reason}"
-            ) from error
+            why = str(error).removeprefix(f"{text}: ")
+            raise InputError(f"'{text}' is not a file, a folder, a pattern of files or a molecule: {why}") from error
         return ListDataset([from_text(text, options)])
 
     return ConcatDataset([*found, *_all(inputs, opened, "the inputs")])
