@@ -33,7 +33,7 @@ BUDGET = {
     "data": (54, 8_420),
     "export": (4, 476),
     "invariance": (2, 320),
-    "model": (10, 844),
+    "model": (9, 816),
     "prediction": (8, 1_351),
     "report": (9, 1_135),
     "simulate": (5, 520),
