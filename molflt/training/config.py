@@ -309,7 +309,7 @@ class TrainConfig(BaseModel):
         if self.loss.forces and self.data.target not in DIFFERENTIABLE:
             raise ValueError(
                 f"loss.force_weight needs a data.target that is the energy of the given geometry "
-                f"({' or '.join(DIFFERENTIABLE)}); {self.data.target} is the same all the way to the minimum"
+                f"({' or '.join(DIFFERENTIABLE)}); {self.data.target} is constant along a relaxation"
             )
         if self.trainer.best_by in ("forces", "both") and not self.loss.forces:
             raise ValueError(f"trainer.best_by={self.trainer.best_by} needs loss.force_weight above 0")
