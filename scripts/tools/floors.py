@@ -39,9 +39,8 @@ def stated() -> dict[str, str]:
     wanted += [needed for needed in map(Requirement, extras["dev"]) if needed.name in _NEEDED_BY_TESTS]
     lowest: dict[str, str] = {}
     for requirement in wanted:
-        (only,) = requirement.specifier
-        assert only.operator == ">=", requirement
-        lowest[requirement.name] = only.version
+        (floor,) = (one for one in requirement.specifier if one.operator == ">=")
+        lowest[requirement.name] = floor.version
     return dict(sorted(lowest.items()))
 
 
