@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike
 from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Data
+from vesin import NeighborList
 from vesin._c_api import VesinCPU, VesinDevice, VesinNeighborList, VesinOptions
-from vesin._c_lib import get_library
 
 from molflt.data.quality.extents import SHORTEST, check_extents, check_pairs, heights, open_directions, refuse_pairs
 from molflt.errors import InputError
@@ -111,7 +111,8 @@ def _search_on_grid(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple
     """
     # One thread: DataLoader workers already use the cores.
     options = VesinOptions(cutoff=cutoff, n_threads=1, return_shifts=True, return_distances=True)
-    library, found, message = get_library(), VesinNeighborList(), ctypes.c_char_p()
+    library, found = NeighborList(cutoff=cutoff, full_list=False)._lib, VesinNeighborList()
+    message = ctypes.c_char_p()
     double, periodic = ctypes.POINTER(ctypes.c_double), (ctypes.c_bool * 3)(True, True, True)
     points, box = np.ascontiguousarray(points), np.ascontiguousarray(box)
     data = points.ctypes.data_as(double), len(points), box.ctypes.data_as(double), periodic
