@@ -48,6 +48,15 @@ class ModelConfig(BaseModel):
         le=64,
         description="latent charges of every atom, learnt without labels, that act by 1/r beyond neighbours; 0: none",
     )
+    partial_charges: bool = Field(
+        False,
+        description="the first of these is the partial charge of an atom, learnt from labels (loss.charge_weight), "
+        "and gives dipoles",
+    )
+    dispersion: bool = Field(
+        False,
+        description="add the attraction -C6/r^6 beyond neighbours, with Grimme's D2 coefficients, to any distance",
+    )
     repulsion: bool = Field(
         False, description="add the repulsion of nuclei nearer than the sum of their covalent radii, a known function"
     )
@@ -71,7 +80,14 @@ class ModelConfig(BaseModel):
         matrices = self.attention.channels if isinstance(self.attention, MatricesConfig) else 0
         if matrices % self.n_heads:
             raise ValueError(f"attention.channels ({matrices}) must be a multiple of n_heads ({self.n_heads})")
+        if self.partial_charges and not self.charges:
+            raise ValueError("partial_charges needs charges of 1 or more")
         return self
+
+    @property
+    def long_ranged(self) -> bool:
+        """True if atoms act on each other to any distance by known laws."""
+        return self.charges > 0 or self.dispersion
 
     @property
     def takes_ions(self) -> bool:

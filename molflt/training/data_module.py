@@ -25,7 +25,13 @@ from molflt.files import resolve_path
 from molflt.training.config import TrainConfig
 from molflt.training.task import EnergyTask
 from molflt.training.training_set import compare, read_training_set
-from molflt.training.training_structures import SHARE, NoisyDataset, PreparedDataset, SeparatedDataset
+from molflt.training.training_structures import (
+    PARTIAL_CHARGES,
+    SHARE,
+    NoisyDataset,
+    PreparedDataset,
+    SeparatedDataset,
+)
 
 
 class EnergyDataModule(lightning.LightningDataModule):
@@ -90,6 +96,8 @@ class EnergyDataModule(lightning.LightningDataModule):
             )
         self.separation = self._separation()
         self.kept = (data.target, "forces") if self.forces else (data.target,)
+        if config.loss.charge_weight:
+            self.kept = (*self.kept, PARTIAL_CHARGES)
 
     @cached_property
     def _prepared(self) -> PreparedDataset:

@@ -8,7 +8,7 @@ import torch
 from ase import Atoms
 from ase.neighborlist import neighbor_list
 
-from molflt.attention.far.coulomb import COULOMB, FINEST, PLAN, WEIGHT, potentials, potentials_of_neighbours
+from molflt.attention.far.coulomb import COULOMB, FINEST, INVERSE, PLAN, potentials, potentials_of_neighbours
 from molflt.attention.layout import Plan
 from molflt.errors import InputError
 from tests.attention.structures import geometry_of
@@ -68,7 +68,7 @@ def test_potentials_of_a_crystal_are_those_of_ewald_s_sum():
     ewald = torchpme.EwaldCalculator(torchpme.CoulombPotential(1.0), lr_wavelength=0.4, full_neighbor_list=True)
     expected = 2 * ewald.to(torch.float64)(charges, cell, positions, pairs, distances)
     widths = FINEST * 2 ** (0.5 * torch.arange(80, dtype=torch.float64))
-    ladder = (WEIGHT / widths * torch.exp(-(distances[:, None] ** 2) / (2 * widths**2))).sum(dim=1)
+    ladder = (INVERSE.weights(widths) * torch.exp(-(distances[:, None] ** 2) / (2 * widths**2))).sum(dim=1)
     expected.index_add_(0, pairs[:, 0], (ladder - 1 / distances)[:, None] * charges[pairs[:, 1]])
     found = potentials(geometry(crystal), charges) / COULOMB
     assert float((found - expected).abs().max()) < 2e-5 * float(expected.abs().max())
