@@ -43,7 +43,7 @@ class ChargeHead(nn.Module):
         return free - geometry.to_atoms(surplus)
 
 
-def long_range(geometry: Geometry, charges: Tensor | None, dispersion: Tensor | None, cutoff: float) -> Tensor:
+def long_range(geometry: Geometry, charges: Tensor, dispersion: Tensor | None, cutoff: float) -> Tensor:
     """½ q_i φ_i summed over channels, and −½ c_i Σ_j c_j/r_ij⁶, (n_atoms,) eV, float64.
 
     See :mod:`molflt.attention.far.coulomb`. The interaction of near neighbours is left to the network, which sees
@@ -53,17 +53,15 @@ def long_range(geometry: Geometry, charges: Tensor | None, dispersion: Tensor | 
     Args:
         geometry: the batch, whose plan is for charges.
         charges: q, (n_atoms, n_channels) e.
-        dispersion: c, (n_atoms, 1) eV^½ Å³.
+        dispersion: c, (n_atoms, 1) eV^½ Å³; None for no dispersion.
         cutoff: of the neighbours, Å.
     """
-    given = [(INVERSE, COULOMB, charges), (INVERSE_SIXTH, -1.0, dispersion)]
-    terms = [(law, factor, values) for law, factor, values in given if values is not None]
-    energies = geometry.cell.new_zeros(len(geometry.positions), dtype=torch.float64)
-    found = fields(geometry, [(law, values) for law, _, values in terms])
-    for (law, factor, values), field in zip(terms, found, strict=True):
+    sources = [(INVERSE, charges)] if dispersion is None else [(INVERSE, charges), (INVERSE_SIXTH, dispersion)]
+    energies = []
+    for (law, values), field, factor in zip(sources, fields(geometry, sources), (COULOMB, -1.0), strict=False):
         beyond = field - fields_of_neighbours(geometry, law, values, cutoff)
-        energies = energies + 0.5 * factor * (values * beyond).sum(dim=1)
-    return energies
+        energies.append(0.5 * factor * (values * beyond).sum(dim=1))
+    return sum(energies[1:], energies[0])
 
 
 class Dispersion(nn.Module):

@@ -55,7 +55,7 @@ class ModelConfig(BaseModel):
     )
     dispersion: bool = Field(
         False,
-        description="add the attraction -C6/r^6 beyond neighbours, with Grimme's D2 coefficients, to any distance",
+        description="with charges: add the attraction -C6/r^6 beyond neighbours, with C6 of Grimme's D2",
     )
     repulsion: bool = Field(
         False, description="add the repulsion of nuclei nearer than the sum of their covalent radii, a known function"
@@ -80,14 +80,10 @@ class ModelConfig(BaseModel):
         matrices = self.attention.channels if isinstance(self.attention, MatricesConfig) else 0
         if matrices % self.n_heads:
             raise ValueError(f"attention.channels ({matrices}) must be a multiple of n_heads ({self.n_heads})")
-        if self.partial_charges and not self.charges:
-            raise ValueError("partial_charges needs charges of 1 or more")
+        for name in ("partial_charges", "dispersion"):
+            if getattr(self, name) and not self.charges:
+                raise ValueError(f"{name} needs charges of 1 or more")
         return self
-
-    @property
-    def long_ranged(self) -> bool:
-        """True if atoms act on each other to any distance by known laws."""
-        return self.charges > 0 or self.dispersion
 
     @property
     def takes_ions(self) -> bool:

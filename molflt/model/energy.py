@@ -223,7 +223,7 @@ class EnergyModel(nn.Module):
             if self.config.read_out == "contact":
                 shares = shares * contact(batch.tags, geometry, neighbourhood)
             atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares
-            if self.config.long_ranged:
+            if charges is not None:
                 attraction = None if self.dispersion is None else self.dispersion(geometry.atomic_numbers)
                 atomic = atomic + long_range(geometry, charges, attraction, self.config.cutoff)
             energy = statistics.mean + geometry.sum_over_structures(atomic)
@@ -244,7 +244,7 @@ class EnergyModel(nn.Module):
             return self.plan()(batch, n_max).to(batch.positions.device)
         # Widths are not compared, since that would wait for a device: a plan has a margin.
         has_far, plan = self.positions.n_weights > 0, given.plan
-        mine = (self.config.cutoff, self.positions.wide, has_far, self.config.long_ranged)
+        mine = (self.config.cutoff, self.positions.wide, has_far, self.config.charges > 0)
         if mine != (plan.cutoff, plan.wide, plan.far is not None, plan.charges is not None):
             raise ValueError("the batch was laid out for another kind of model; use the plan of this one")
         return given
@@ -256,7 +256,7 @@ class EnergyModel(nn.Module):
         """
         with torch.no_grad():
             plan = self.positions.plan(self.config.cutoff)
-        if not self.config.long_ranged:
+        if not self.config.charges:
             return plan
         from molflt.attention.far.coulomb import PLAN
 

@@ -8,7 +8,16 @@ import torch
 from ase import Atoms
 from ase.neighborlist import neighbor_list
 
-from molflt.attention.far.coulomb import COULOMB, FINEST, INVERSE, PLAN, potentials, potentials_of_neighbours
+from molflt.attention.far.coulomb import (
+    COULOMB,
+    FINEST,
+    INVERSE,
+    INVERSE_SIXTH,
+    PLAN,
+    fields,
+    potentials,
+    potentials_of_neighbours,
+)
 from molflt.attention.layout import Plan
 from molflt.errors import InputError
 from tests.attention.structures import geometry_of
@@ -55,6 +64,31 @@ def test_what_neighbours_have_of_each_other_is_that_of_pairs():
     chain.set_cell([20.0, 20.0, 3.0])
     chain.pbc = True
     assert of_neighbours(chain) == pytest.approx(of_neighbours(pair(1.2)) + of_neighbours(pair(1.8)), abs=1e-9)
+
+
+def test_dispersion_is_one_over_r6():
+    for distance in (5.0, 7.0, 20.0):
+        pair = geometry(Atoms("H2", [[0, 0, 0], [0, 0, distance]]))
+        found = fields(pair, [(INVERSE_SIXTH, torch.tensor([[2.0], [0.0]]))])[0]
+        assert float(found[1]) == pytest.approx(2 / distance**6, rel=2e-3)
+        assert abs(float(found[0])) < 1e-12
+
+
+def test_dispersion_of_a_crystal_is_the_sum_over_images():
+    crystal, sources = cloud(5, 6.0, neutral=False)
+    crystal.set_cell([[7, 0, 0], [1, 6, 0], [0, -2, 8]])
+    crystal.pbc = True
+    i, j, r = neighbor_list("ijd", crystal, 60.0)
+    widths = FINEST * 2 ** (0.5 * torch.arange(80, dtype=torch.float64))
+    ladder = INVERSE_SIXTH.weights(widths)[:, None] * torch.exp(
+        -(torch.from_numpy(r) ** 2) / (2 * widths[:, None] ** 2)
+    )
+    expected = np.bincount(i, ladder.sum(dim=0).numpy() * sources[j, 0].numpy())
+    # Beyond, the atoms are spread evenly.
+    expected += float(sources.sum()) * 4 * np.pi / (3 * 60.0**3) / crystal.cell.volume
+    for way in ("waves", "mesh"):
+        found = fields(geometry(crystal, way=way), [(INVERSE_SIXTH, sources)])[0][:, 0]
+        np.testing.assert_allclose(found, expected, atol=1e-4 * abs(expected).max())
 
 
 def test_potentials_of_a_crystal_are_those_of_ewald_s_sum():
