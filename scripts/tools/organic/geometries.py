@@ -11,6 +11,7 @@ on its number alone.
     conformers  of 50 of these molecules up to 12 conformers, relaxed
     spice       the conformations of the monomers of SPICE
     benchmark   the neutral dimers of SAPT10k with their reference energies, and both molecules of each test dimer
+    far         40 of these moved apart until their closest atoms are 8 to 14 Å apart, likewise
     molecules   of all other molecules, at random, the kinds below
 
     thermal    from Langevin dynamics on the MMFF94 force field at 300 to 1,000 K
@@ -50,7 +51,7 @@ from molflt.files import atomic_file
 
 KCAL = units.kcal / units.mol
 WATER = "O"
-PARTS = ("test", "conformers", "spice", "benchmark", "molecules")
+PARTS = ("test", "conformers", "spice", "benchmark", "far", "molecules")
 MOLECULES, STRUCTURES = 200, 500
 """Molecules of a shard, and structures of a shard of those that are only read."""
 SHARES = {"test": 0.05, "val": 0.03}
@@ -132,6 +133,24 @@ def benchmark(data: Path) -> tuple[list[Atoms], set[str]]:
             )
             found.append(copy)
     return found, known
+
+
+def distant(dimers: list[Atoms], seed: int) -> list[Atoms]:
+    """Return dimers held out, one of each pair of molecules, moved apart, each followed by both molecules."""
+    random, found = np.random.default_rng(seed), []
+    held = {
+        atoms.info["smiles"]: atoms for atoms in dimers if atoms.info["split"] == "test" and "n_first" in atoms.info
+    }
+    for atoms in list(held.values())[:40]:
+        first = atoms.info["n_first"]
+        moved = beside(atoms.positions[:first], atoms.positions[first:], random.uniform(8.0, 14.0), random)
+        apart = Atoms(
+            atoms.numbers, np.concatenate([atoms.positions[:first], moved]), info={**atoms.info, "kind": "far"}
+        )
+        single = {key: apart.info[key] for key in ("smiles", "kind", "charge", "split", "dimer")}
+        parts = [Atoms(part.numbers, part.positions, info=single) for part in (apart[:first], apart[first:])]
+        found += [apart, *parts]
+    return found
 
 
 class Molecule:
@@ -307,8 +326,8 @@ def monomers(data: Path) -> list[Atoms]:
 def shards(data: Path, part: str, largest: int, seed: int) -> Iterator[Callable[[], Iterable[Atoms]]]:
     """Yield what makes each shard of a part."""
     dimers, known = benchmark(data) if part != "spice" else ([], set())
-    if part in ("spice", "benchmark"):
-        whole = monomers(data) if part == "spice" else dimers
+    if part in ("spice", "benchmark", "far"):
+        whole = monomers(data) if part == "spice" else dimers if part == "benchmark" else distant(dimers, seed)
         yield from (partial(lambda k: whole[k : k + STRUCTURES], k) for k in range(0, len(whole), STRUCTURES))
         return
     with gzip.open(data / "smiles.csv.gz", "rt", encoding="utf-8") as file:

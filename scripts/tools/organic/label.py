@@ -28,7 +28,7 @@ from ase.io import read, write
 
 LARGEST, APART = 25.0, 8.0
 """eV/Å: the largest force, and the largest difference between the forces of the two methods."""
-TRUSTED, TOGETHER = ("thermal", "spice", "conformer", "benchmark"), 16
+TRUSTED, TOGETHER = ("thermal", "spice", "conformer", "benchmark", "far"), 16
 """Kinds without a second opinion, and structures that the teacher computes at once."""
 CUTOFF, DAMPING = 1_000.0, 2.0
 """Å: all pairs count in the teacher's long-range terms."""
