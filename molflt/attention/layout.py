@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from molflt.attention.far.images import Structure
@@ -67,30 +68,33 @@ def entries_of(edge_index: np.ndarray, offsets: np.ndarray, n_atoms: int) -> Ent
     Raises:
         ValueError: an edge exists in one direction only.
     """
-    atoms, (i, j), offsets = np.arange(n_atoms), edge_index, offsets.astype(np.int64)
+    atoms, (i, j) = np.arange(n_atoms), edge_index
     codes, zero, n_codes = _translations(offsets, n_atoms)
-    keys = (i * n_atoms + j) * n_codes + codes
-    if (np.diff(keys) <= 0).any():
-        order = np.argsort(keys)
-        i, j, offsets, keys = i[order], j[order], offsets[order], keys[order]
+    edges = (i * n_atoms + j) * n_codes + codes
+    steps = np.diff(edges)
+    if (steps <= 0).any():
+        order = np.argsort(edges)
+        i, j, offsets, edges = i[order], j[order], offsets[order], edges[order]
+        steps = np.diff(edges)
+    ends = atoms * (n_atoms + 1) * n_codes + zero
     itself = np.zeros(len(i) + n_atoms, dtype=bool)
-    itself[np.searchsorted(keys, atoms * (n_atoms + 1) * n_codes + zero) + atoms] = True
-    receiver, sender, shifts = np.empty(len(itself), np.int64), np.empty(len(itself), np.int64), None
-    receiver[itself], receiver[~itself] = atoms, i
-    sender[itself], sender[~itself] = atoms, j
+    itself[np.searchsorted(edges, ends) + atoms] = True
+    receiver, sender, keys = (np.empty(len(itself), np.int64) for _ in range(3))
+    for column, of_atoms, of_edges in ((receiver, atoms, i), (sender, atoms, j), (keys, ends, edges)):
+        column[itself], column[~itself] = of_atoms, of_edges
+    shifts = None
     if offsets.any():
         shifts = np.zeros((len(itself), 3), dtype=np.int32)
-        shifts[~itself] = offsets
-    reverse = _reverse(receiver, sender, n_atoms)
-    if (
-        (np.diff(keys) == 0).any()
-        or not np.array_equal(receiver[reverse], sender)
-        or not np.array_equal(sender[reverse], receiver)
-        or (shifts is not None and (shifts[reverse] + shifts).any())
-    ):
-        raise ValueError("a neighbour list must hold every edge in both directions, and none twice")
+        # NumPy puts one value in a place faster than three.
+        as_one = np.dtype((np.void, shifts.itemsize * 3))
+        shifts.view(as_one)[~itself] = np.ascontiguousarray(offsets, dtype=np.int32).view(as_one)
     counts = np.bincount(receiver, minlength=n_atoms)
     starts = np.concatenate([[0], np.cumsum(counts)])
+    reverse = _reverse(sender, starts)
+    # Opposite translations have opposite numbers.
+    sums = (receiver + sender) * ((n_atoms + 1) * n_codes) + n_codes - 1
+    if (steps == 0).any() or not np.array_equal(keys[reverse] + keys, sums):
+        raise ValueError("a neighbour list must hold every edge in both directions, and none twice")
     width = int(counts.max(initial=0))
     slot = np.arange(len(receiver)) + np.repeat(atoms * width - starts[:-1], counts)
     sender_of_slot, reverse_of_slot = np.repeat(atoms, width), np.arange(n_atoms * width)
@@ -111,33 +115,30 @@ def entries_of(edge_index: np.ndarray, offsets: np.ndarray, n_atoms: int) -> Ent
 
 def _translations(shifts: np.ndarray, n_atoms: int) -> tuple[np.ndarray, int, int]:
     """(n_edges,) one number for each translation, in their order; that of none, and how many there may be."""
-    reach = int(np.abs(shifts).max(initial=0))
+    reach = int(max(shifts.max(initial=0), -shifts.min(initial=0)))
     width = 2 * reach + 1
     if max(n_atoms, 1) ** 2 * width**3 >= 1 << 62:
-        # Translations are replaced by their ranks, which take fewer numbers.
-        _, ranks = np.unique(np.concatenate([shifts, np.zeros((1, 3), shifts.dtype)]), axis=0, return_inverse=True)
+        # Translations and their opposites are replaced by their ranks, which take fewer numbers.
+        some = np.concatenate([np.zeros((1, 3), shifts.dtype), shifts, -shifts])
+        distinct, ranks = np.unique(some, axis=0, return_inverse=True)
         ranks = ranks.reshape(-1)
-        return ranks[:-1], int(ranks[-1]), len(ranks)
+        return ranks[1 : len(shifts) + 1], int(ranks[0]), len(distinct)
     codes = np.zeros(len(shifts), dtype=np.int64)
     for axis in range(3 if reach else 0):
         codes = codes * width + (shifts[:, axis] + reach)
     return codes, width**3 // 2, width**3
 
 
-def _reverse(receiver: np.ndarray, sender: np.ndarray, n_atoms: int) -> np.ndarray:
-    """Reverse of every entry of a symmetric list by receiver, sender and translation.
+def _reverse(sender: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Reverse of every entry of a symmetric list by receiver, sender and translation, S.
 
-    A stable sort by sender gives the entries (j, i) in the order of the entries (i, j). Translations of one pair of
-    atoms are then in the wrong order, as (i, j, S) and (j, i, −S) are reverses.
+    The reverses of the entries (i, j, S) are (j, i, −S): in their order, entries by sender and receiver, the last
+    translation first. With the entries of every receiver backwards, transposing a sparse matrix gives this order.
     """
-    # NumPy sorts integers of 16 bits by counting.
-    by_sender = np.argsort(sender.astype(np.uint16 if n_atoms <= 1 << 16 else np.int64), kind="stable")
-    pairs = receiver * n_atoms + sender
-    first = np.flatnonzero(np.diff(pairs, prepend=-1))
-    if len(first) == len(pairs):
-        return by_sender
-    counts = np.diff(first, append=len(pairs))
-    return by_sender[np.repeat(2 * first + counts - 1, counts) - np.arange(len(pairs))]
+    n_atoms = len(starts) - 1
+    backwards = np.repeat(starts[1:] + starts[:-1] - 1, np.diff(starts)) - np.arange(len(sender))
+    found = csr_array((backwards, sender[backwards], starts), shape=(n_atoms, n_atoms)).tocsc().data
+    return np.asarray(found)
 
 
 @dataclass(frozen=True)

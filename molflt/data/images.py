@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from ase.geometry import complete_cell, find_mic, minkowski_reduce
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
+from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
 from scipy.spatial.distance import cdist
 from scipy.spatial.transform import Rotation
 from torch_geometric.data import Data
@@ -84,12 +84,12 @@ def unwrap(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarr
     n = len(positions)
     if n < 2 or not pbc.any():
         return positions
+    if pbc.all() and _are_shortest(np.ptp(positions, axis=0)[None], cell):
+        return positions
     i, j = np.triu_indices(n, 1)
     vectors = positions[j] - positions[i]
-    if pbc.all() and _are_shortest(vectors, cell):
-        return positions
-    as_given = csr_array((np.linalg.norm(vectors, axis=1), (i, j)), shape=(n, n))
-    if minimum_spanning_tree(as_given).data.max() < _BONDED:
+    bonded = np.flatnonzero((vectors * vectors).sum(axis=1) < _BONDED**2)
+    if connected_components(csr_array((bonded + 1, (i[bonded], j[bonded])), shape=(n, n)), directed=False)[0] == 1:
         return positions
     vectors, lengths = shortest_images(vectors, cell, pbc)
     tree = minimum_spanning_tree(csr_array((lengths, (i, j)), shape=(n, n)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -11,7 +12,8 @@ from numpy.typing import ArrayLike
 from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Data
-from vesin import NeighborList
+from vesin._c_api import VesinCPU, VesinDevice, VesinNeighborList, VesinOptions
+from vesin._c_lib import get_library
 
 from molflt.data.quality.extents import SHORTEST, check_extents, check_pairs, heights, open_directions, refuse_pairs
 from molflt.errors import InputError
@@ -61,16 +63,14 @@ def neighbour_list(
         return torch.zeros((2, 0), dtype=torch.int64), torch.zeros((0, 3), dtype=torch.int32)
     pairs, shifts, distances = search(points, lattice, periodic, cutoff, checked)
     if len(close := np.flatnonzero(distances < SHORTEST)):
-        first = close[np.lexsort((pairs[close, 1], pairs[close, 0]))[0]]
-        i, j = pairs[first]
-        raise InputError(f"atoms {i} and {j} coincide (distance {distances[first]:.1e} Å); remove one of them")
-    edge_index, shifts = np.ascontiguousarray(pairs.T), shifts.astype(np.int32)
-    order = _order(edge_index, shifts, len(points))
-    return torch.from_numpy(edge_index.take(order, axis=1)), torch.from_numpy(shifts.take(order, axis=0))
+        (i, j), distance = min(zip(np.sort(pairs[close]).tolist(), distances[close], strict=True))
+        raise InputError(f"atoms {i} and {j} coincide (distance {distance:.1e} Å); remove one of them")
+    edge_index, offsets = _both_ways(pairs, shifts, len(points))
+    return torch.from_numpy(edge_index), torch.from_numpy(offsets)
 
 
 def near_pairs(data: Data, cutoff: float, checked: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Find pairs as in :func:`neighbour_list`, (n_pairs, 2), in any order.
+    """Find the pairs of :func:`neighbour_list`, each once, (n_pairs, 2), in any order.
 
     Their distances, (n_pairs,) Å, are returned as well.
 
@@ -86,8 +86,8 @@ def search(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find pairs (n_pairs, 2) closer than a cutoff, their shifts (n_pairs, 3) and distances.
 
-    The order is arbitrary, and so are shifts along directions that are not periodic. Distances are (n_pairs,) Å.
-    With ``checked`` the structure is taken for valid.
+    Of (i, j, S) and (j, i, −S) one is found. The order is arbitrary, and so are shifts along directions that are not
+    periodic. Distances are (n_pairs,) Å. With ``checked`` the structure is taken for valid.
 
     Raises:
         InputError: the structure is invalid: see :mod:`molflt.data.quality.extents`.
@@ -95,17 +95,37 @@ def search(
     if not checked:
         check_extents(points, lattice, periodic)
     # far from the origin, the distances would lose digits
-    points = points - points.mean(axis=0)
+    points = points - points[:1]
     box = _bounding_box(points, lattice, periodic, cutoff)
     height = heights(box)
     check_pairs(points, box, periodic, cutoff, height)
     if np.prod(np.maximum(height / cutoff, 1.0)) > _MOST_CELLS:
         return _search_by_tree(points, box, cutoff)
-    # one thread: DataLoader workers already use the cores
-    search = NeighborList(cutoff=cutoff, full_list=True, n_threads=1)
-    pairs, shifts, distances = search.compute(points, box, True, "PSd")
-    # The search returns unsigned indices.
-    return pairs.view(np.int64), shifts, distances
+    return _search_on_grid(points, box, cutoff)
+
+
+def _search_on_grid(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Search by vesin's library; arguments and results are those of :func:`_search_by_tree`.
+
+    vesin's own wrapper makes a ctypes type for every number of pairs: each takes 0.1 ms and 15 kB, for ever.
+    """
+    # One thread: DataLoader workers already use the cores.
+    options = VesinOptions(cutoff=cutoff, n_threads=1, return_shifts=True, return_distances=True)
+    library, found, message = get_library(), VesinNeighborList(), ctypes.c_char_p()
+    double, periodic = ctypes.POINTER(ctypes.c_double), (ctypes.c_bool * 3)(True, True, True)
+    points, box = np.ascontiguousarray(points), np.ascontiguousarray(box)
+    data = points.ctypes.data_as(double), len(points), box.ctypes.data_as(double), periodic
+    try:
+        if library.vesin_neighbors(*data, VesinDevice(VesinCPU, 0), options, ctypes.byref(found), message):
+            raise RuntimeError(message.value)
+        n = found.length
+        pairs, shifts, distances = (
+            np.frombuffer(ctypes.string_at(start, n * row) if n else b"", dtype)
+            for start, row, dtype in ((found.pairs, 16, "i8"), (found.shifts, 12, "i4"), (found.distances, 8, "f8"))
+        )
+    finally:
+        library.vesin_free(ctypes.byref(found))
+    return pairs.reshape(n, 2), shifts.reshape(n, 3), distances
 
 
 def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,23 +155,40 @@ def _search_by_tree(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple
     found = cKDTree(home @ box).sparse_distance_matrix(cKDTree(images @ box), cutoff, output_type="ndarray")
     i, image = found["i"], found["j"]
     j = atoms[image]
-    other = (i != j) | shifts[image].any(axis=1)
+    a, b, c = shifts[image].T
+    other = (i < j) | ((i == j) & ((a > 0) | ((a == 0) & ((b > 0) | ((b == 0) & (c > 0))))))
     i, j, image = i[other], j[other], image[other]
     return np.column_stack([i, j]), shifts[image] + base[i] - base[j], found["v"][other]
 
 
-def _order(edge_index: np.ndarray, shifts: np.ndarray, n_atoms: int) -> np.ndarray:
-    """(n_edges,) int64: order of edges (2, n_edges) by receiver, sender and translation."""
-    reach = int(np.abs(shifts).max(initial=0))
-    width = 2 * reach + 1
-    i, j, a, b, c = *edge_index, *shifts.T.astype(np.int64)
-    if n_atoms**2 * width**3 >= 1 << 62:
-        return np.lexsort((c, b, a, j, i))
-    # one number an edge is sorted far faster than five; the search's order is nearly this, and a stable sort sees it
-    numbers = i * n_atoms + j
-    for shift in (a, b, c):
-        numbers = numbers * width + (shift + reach)
-    return np.argsort(numbers, kind="stable")
+def _both_ways(pairs: np.ndarray, shifts: np.ndarray, n_atoms: int) -> tuple[np.ndarray, np.ndarray]:
+    """Edges (2, n_edges) and translations of pairs in both directions, by receiver, sender and translation.
+
+    An edge is packed into one number, which is sorted faster than five, and the faster the shorter it is.
+    """
+    i, j = np.ascontiguousarray(pairs.T)
+    reach = int(max(shifts.max(initial=0), -shifts.min(initial=0)))
+    of_atom, of_shift = max(n_atoms - 1, 1).bit_length(), (2 * reach).bit_length()
+    if (n_bits := 2 * of_atom + 3 * of_shift) > 62:
+        edge_index = np.stack([np.concatenate([i, j]), np.concatenate([j, i])])
+        offsets = np.concatenate([shifts, -shifts]).astype(np.int32)
+        order = np.lexsort((*offsets.T[::-1], *edge_index[::-1]))
+        return edge_index.take(order, axis=1), offsets.take(order, axis=0)
+    kind = np.int32 if n_bits < 32 else np.int64
+    i, j, (a, b, c) = i.astype(kind), j.astype(kind), shifts.T.astype(kind)
+    translation = (((a << of_shift) + b) << of_shift) + c
+    packed = np.concatenate([i << of_atom | j, j << of_atom | i])
+    packed <<= 3 * of_shift
+    packed += ((reach << of_shift) + reach << of_shift) + reach
+    packed[: len(i)] += translation
+    packed[len(i) :] -= translation
+    packed.sort()
+    edge_index, offsets = np.empty((2, len(packed)), dtype=np.int64), np.empty((len(packed), 3), dtype=np.int32)
+    for axis in range(3):
+        offsets[:, axis] = (packed >> (2 - axis) * of_shift & (1 << of_shift) - 1) - reach
+    packed >>= 3 * of_shift
+    edge_index[0], edge_index[1] = packed >> of_atom, packed & (1 << of_atom) - 1
+    return edge_index, offsets
 
 
 def attach_neighbours(data: Data, cutoff: float, all_pairs_if_isolated: bool = False, checked: bool = False) -> Data:

@@ -119,9 +119,9 @@ class NoisyDataset(PreparedDataset):
             strength = random.uniform()
             arms = unwrap(moved[adsorbate], data.cell[0].numpy(), data.pbc[0].numpy())
             arms = arms - arms.mean(axis=0)
-            turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True)
+            turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True).as_matrix()
             shift = random.normal(scale=strength * _SHIFT, size=3)
-            moved[adsorbate] += turn.apply(arms) - arms + shift
+            moved[adsorbate] += arms @ turn.T - arms + shift
         moved += random.normal(scale=self.noise_std, size=moved.shape)
         moved[fixed] = given[fixed]
         data.positions = torch.from_numpy(moved)

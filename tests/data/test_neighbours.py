@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from molflt.data import neighbours
 from molflt.data.images import _are_shortest, nearest_image
-from molflt.data.neighbours import _order, attach_neighbours, neighbour_list
+from molflt.data.neighbours import _both_ways, attach_neighbours, neighbour_list
 from molflt.errors import InputError
 
 ALL_BOUNDARIES = list(product([False, True], repeat=3))
@@ -82,13 +82,19 @@ def test_lattice_vectors_along_open_directions_play_no_part():
 
 
 @pytest.mark.parametrize("reach", [0, 1, 3, 1 << 19], ids=["none", "one", "three", "too far for one number"])
-def test_order_is_that_of_five_columns(reach):
+def test_both_ways_by_receiver_sender_and_translation(reach):
     generator = np.random.default_rng(9)
     rows = np.column_stack([generator.integers(0, 90, (3000, 2)), generator.integers(-reach, reach + 1, (3000, 3))])
-    rows = generator.permutation(np.unique(rows, axis=0))
-    order = _order(rows[:, :2].T, rows[:, 2:], 90)
-    assert rows[order].tolist() == sorted(rows.tolist())
-    assert _order(rows[:0, :2].T, rows[:0, 2:], 90).shape == (0,)
+    expected = set(map(tuple, rows.tolist()))
+    expected |= {(j, i, -a, -b, -c) for i, j, a, b, c in expected}
+    once = np.array([row for row in expected if row <= (row[1], row[0], -row[2], -row[3], -row[4])])
+    once = generator.permutation(once[np.any(once[:, 2:] != 0, axis=1) | (once[:, 0] != once[:, 1])])
+    edge_index, offsets = _both_ways(once[:, :2], once[:, 2:], 90)
+    found = np.column_stack([edge_index.T, offsets]).tolist()
+    assert found == sorted(row for row in map(list, expected) if row[0] != row[1] or any(row[2:]))
+    edge_index, offsets = _both_ways(once[:0, :2], once[:0, 2:], 90)
+    assert edge_index.shape == (2, 0)
+    assert offsets.shape == (0, 3)
 
 
 @pytest.mark.parametrize("most_cells", [0.0, np.inf])

@@ -118,6 +118,8 @@ def open_directions(structure: Structure) -> np.ndarray:
 def padded_cell(structure: Structure, directions: np.ndarray, padding: float) -> np.ndarray:
     """Return the cell (3, 3) Å with artificial vectors so long that their images vanish."""
     positions, cell, pbc = structure
+    if pbc.all():
+        return cell
     box = np.where(pbc[:, None], cell, 0.0)
     heights = (positions - positions.mean(axis=0)) @ directions.T
     for axis in np.flatnonzero(~pbc):
@@ -132,25 +134,30 @@ def _bound(lengths: np.ndarray) -> float:
 
 
 def half_lattice(cell: np.ndarray, longest: float) -> np.ndarray:
-    """(K, 3) integers n with |n·A⁻ᵀ| ≤ longest, by length: zero, then one of each pair ±n.
+    """(K, 3) integers n with |n·A⁻ᵀ| ≤ longest: zero, then one of each pair ±n.
 
     Raises:
         InputError: they would not fit into the memory of a typical machine.
     """
-    reach = np.floor(longest * np.linalg.norm(cell, axis=1) + 1e-9).astype(int)
+    reach = np.floor(longest * np.sqrt((cell * cell).sum(axis=1)) + 1e-9).astype(int)
     if (n_tried := float(np.prod(2.0 * reach + 1))) > _MOST_TRIED:
         raise InputError(
             f"a cell of {abs(np.linalg.det(cell)):.3g} Å³ has about {n_tried:.1e} lattice waves; use "
             "frequencies=auto, or look for atoms that are far from all others"
         )
-    axes = [np.arange(0, reach[0] + 1), np.arange(-reach[1], reach[1] + 1), np.arange(-reach[2], reach[2] + 1)]
-    n = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
-    first, second, third = n.T
-    n = n[(first > 0) | ((first == 0) & ((second > 0) | ((second == 0) & (third >= 0))))]
-    waves = n @ np.linalg.inv(cell).T
-    length = np.sqrt(np.einsum("ik,ik->i", waves, waves))
-    n, length = n[length <= longest], length[length <= longest]
-    return n[np.argsort(length, kind="stable")]
+    first, second, third = reach.tolist()
+    a, b, c = np.linalg.inv(cell)[:, :, None].transpose(1, 0, 2)
+    a, b, c = a * np.arange(first + 1), b * np.arange(-second, second + 1), c * np.arange(-third, third + 1)
+    # One coordinate of all waves at a time takes the least memory.
+    squares: np.ndarray | float = 0.0
+    for x, y, z in zip(a, b, c, strict=True):
+        wave = (x[:, None] + y)[..., None] + z
+        wave *= wave
+        squares = squares + wave
+    found = np.asarray(squares <= longest**2)
+    found[0, :second] = False
+    found[0, second, :third] = False
+    return np.argwhere(found) - [0, second, third]
 
 
 _MOST_TRIED = 1 << 24

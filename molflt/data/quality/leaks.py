@@ -136,7 +136,7 @@ def sketch(data: Data) -> np.ndarray:
         values = [float(np.sqrt(((points - points.mean(axis=0)) ** 2).sum(axis=1).mean()))]
     i, j = pairs.T
     for weight, shape in zip(_WEIGHTS[:, numbers], (envelope, envelope * fade * fade * fade), strict=True):
-        sums = np.bincount(i, weight[j] * shape, len(numbers))
+        sums = np.bincount(i, weight[j] * shape, len(numbers)) + np.bincount(j, weight[i] * shape, len(numbers))
         # Extremes depend on few atoms: an adsorbate that has moved changes them, but no mean over the slab.
         values += [float(np.mean(weight * sums)), float(np.std(weight * sums)), float(sums.min()), float(sums.max())]
     return np.array(values, dtype=np.float32)
@@ -148,7 +148,8 @@ def nearly_identical(first: Data, second: Data) -> bool:
     for data in (first, second):
         pairs, distances = near_pairs(data, REACH)
         numbers = data.atomic_numbers.numpy()
-        kinds = numbers[pairs[:, 0]] * (MAX_ATOMIC_NUMBER + 1) + numbers[pairs[:, 1]]
+        lighter, heavier = np.sort(numbers[pairs], axis=1).T
+        kinds = lighter * (MAX_ATOMIC_NUMBER + 1) + heavier
         lists.append({kind: np.sort(distances[kinds == kind]) for kind in np.unique(kinds)})
     for kind in lists[0].keys() | lists[1].keys():
         a, b = (found.get(kind, np.empty(0)) for found in lists)
