@@ -2,15 +2,17 @@
 
     python -m scripts.tools.organic.score CALCULATOR FOLDER [--most 200]
 
-CALCULATOR is `gfn2` (tblite), `so3lr` (so3krates-torch), or a model of molflt. This file needs NumPy and ASE alone,
-so that it runs as well in the environment of ``label``: python scripts/tools/organic/score.py gfn2 FOLDER
+CALCULATOR is `gfn2` (tblite), `so3lr` (so3krates-torch), a model of molflt, or `labels`: what the teacher has without
+computing it again. This file needs NumPy and ASE alone, so that it runs as well in the environment of ``label``:
+python scripts/tools/organic/score.py gfn2 FOLDER
 
     forces        mean absolute error of components against the teacher, meV/Å; one geometry of each molecule held out
     dipole        mean length of the error against the teacher, D
     conformers    mean absolute error of the energies of a molecule's conformers against the teacher, each less the
                   mean of its molecule's, meV
     interaction   mean absolute error of interaction energies of dimers against the benchmark, meV
-    far           largest difference of interaction energies from the teacher's, of dimers 8 to 14 Å apart, meV
+    far           of interaction energies of dimers 8 to 14 Å apart, the median and the largest difference from those
+                  of the charges that the teacher gives to each molecule alone, meV; dispersion is below 1 meV there
     51, 999       milliseconds of energy and forces of the molecule nearest to 51 atoms, and of 333 molecules of water
                   in a cell: the median of five after atoms have moved by 0.01 Å
 """
@@ -32,11 +34,15 @@ from ase.calculators.calculator import PropertyNotImplementedError
 from ase.io import read
 
 MEV = 1000.0
+COULOMB = 14.3996
+"""e²/(4πε₀), eV Å."""
 
 
 def calculator(name: str) -> Any:
-    """Return the ASE calculator of a name."""
+    """Return the ASE calculator of a name; None for the labels."""
     warnings.simplefilter("ignore")
+    if name == "labels":
+        return None
     if name == "gfn2":
         from tblite.ase import TBLite
 
@@ -53,7 +59,9 @@ def calculator(name: str) -> Any:
 
 
 def computed(atoms: Atoms, calc: Any) -> Atoms:
-    """Return the same atoms with a calculator and nothing else."""
+    """Return the same atoms with a calculator and nothing else, or as they are for the labels."""
+    if calc is None:
+        return atoms
     return Atoms(atoms.numbers, atoms.positions, calculator=calc, info={"charge": 0.0})
 
 
@@ -97,11 +105,15 @@ def of_dimers(structures: list[Atoms], calc: Any) -> dict[str, float]:
 
 
 def of_distant(structures: list[Atoms], calc: Any) -> dict[str, float]:
-    """Differences of the interaction energies of distant dimers from the labels'."""
+    """Deviations of the interaction energies of distant dimers from those of point charges."""
     found, _ = interactions(structures, calc)
-    labels = [atoms.get_potential_energy() for atoms in structures]
-    stored = [labels[k] - labels[k + 1] - labels[k + 2] for k in range(0, len(labels), 3)]
-    return {"far": MEV * float(abs(found - stored).max())}
+    expected = []
+    for one, other in zip(structures[1::3], structures[2::3], strict=True):
+        q, p = one.arrays["partial_charges"], other.arrays["partial_charges"]
+        r = np.linalg.norm(one.positions[:, None] - other.positions[None], axis=-1)
+        expected.append(COULOMB * float(q @ (1 / r) @ p))
+    wrong = MEV * abs(found - np.array(expected))
+    return {"far": float(np.median(wrong)), "far_max": float(wrong.max())}
 
 
 def water(n: int = 333) -> Atoms:
