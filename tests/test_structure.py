@@ -33,7 +33,7 @@ BUDGET = {
     "data": (54, 8_400),
     "export": (4, 476),
     "invariance": (2, 320),
-    "model": (10, 844),
+    "model": (11, 885),
     "prediction": (8, 1_345),
     "report": (9, 1_135),
     "simulate": (5, 520),
