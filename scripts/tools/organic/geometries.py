@@ -290,12 +290,14 @@ def held_out(smiles: list[str], seed: int) -> Iterator[Atoms]:
 
 def conformers(smiles: list[str], seed: int) -> Iterator[Atoms]:
     """Yield up to 12 relaxed conformers of each molecule."""
+    embedding = AllChem.ETKDGv3()
+    embedding.randomSeed, embedding.pruneRmsThresh = seed, 0.5
     for text in smiles:
         try:
             molecule = Molecule(text, seed)
         except ValueError:
             continue
-        AllChem.EmbedMultipleConfs(molecule.mol, 12, randomSeed=seed, pruneRmsThresh=0.5)
+        AllChem.EmbedMultipleConfs(molecule.mol, 12, embedding)
         AllChem.MMFFOptimizeMoleculeConfs(molecule.mol)
         for conformer in molecule.mol.GetConformers():
             yield labelled([molecule], [np.array(conformer.GetPositions())], "conformer")
