@@ -291,7 +291,8 @@ def held_out(smiles: list[str], seed: int) -> Iterator[Atoms]:
 def conformers(smiles: list[str], seed: int) -> Iterator[Atoms]:
     """Yield up to 12 relaxed conformers of each molecule."""
     embedding = AllChem.ETKDGv3()
-    embedding.randomSeed, embedding.pruneRmsThresh = seed, 0.5
+    # With a seed of 0 all conformers are one.
+    embedding.randomSeed, embedding.pruneRmsThresh = seed + 1, 0.5
     for text in smiles:
         try:
             molecule = Molecule(text, seed)
