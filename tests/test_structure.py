@@ -30,14 +30,14 @@ BUDGET = {
     "adsorption": (2, 310),
     "attention": (36, 3_620),
     "cli": (10, 1_360),
-    "data": (54, 8_400),
+    "data": (54, 8_420),
     "export": (4, 476),
     "invariance": (2, 320),
     "model": (11, 885),
     "prediction": (8, 1_345),
     "report": (9, 1_135),
     "simulate": (5, 520),
-    "training": (14, 2_150),
+    "training": (15, 2_170),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

@@ -1,4 +1,4 @@
-"""Smooth replacements for cutoffs, norms and a maximum, and sin(z)/z of z²."""
+"""Smooth replacements for cutoffs, norms and a maximum, sin(z)/z of z², and reciprocal vectors."""
 
 from __future__ import annotations
 
@@ -161,3 +161,19 @@ def sinc_family(squared: Tensor, degree: int) -> tuple[Tensor, ...]:
 
 _TERMS = {torch.float32: 4, torch.float64: 7}
 """Terms of the series, for z² up to one."""
+
+
+def reciprocal_vectors(cell: Tensor) -> tuple[Tensor, Tensor]:
+    """Return b_i with a_i·b_j = δ_ij, and the volume a_1·(a_2 × a_3), negative for a left-handed cell.
+
+    Products replace the libraries' decompositions, which a CUDA graph cannot always capture.
+
+    Args:
+        cell: (..., 3, 3), rows are lattice vectors a_i.
+
+    Returns:
+        (..., 3, 3), rows are b_i, the transpose of the inverse; and (...).
+    """
+    across = torch.linalg.cross(cell.roll(-1, -2), cell.roll(-2, -2))
+    volume = torch.linalg.vecdot(cell, across)[..., :1, None]
+    return across / volume, volume[..., 0, 0]

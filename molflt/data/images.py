@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from ase.geometry import complete_cell, find_mic, minkowski_reduce
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
+from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
 from scipy.spatial.distance import cdist
 from scipy.spatial.transform import Rotation
 from torch_geometric.data import Data
@@ -86,11 +86,11 @@ def unwrap(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarr
         return positions
     if pbc.all() and _are_shortest(np.ptp(positions, axis=0)[None], cell):
         return positions
+    # Paths of up to n bonds between the first atom and each; divided by n, their numbers stay finite.
+    if np.linalg.matrix_power((cdist(positions, positions) < _BONDED) / n, n)[0].all():
+        return positions
     i, j = np.triu_indices(n, 1)
     vectors = positions[j] - positions[i]
-    bonded = np.flatnonzero((vectors * vectors).sum(axis=1) < _BONDED**2)
-    if connected_components(csr_array((bonded + 1, (i[bonded], j[bonded])), shape=(n, n)), directed=False)[0] == 1:
-        return positions
     vectors, lengths = shortest_images(vectors, cell, pbc)
     tree = minimum_spanning_tree(csr_array((lengths, (i, j)), shape=(n, n)))
     order, before = breadth_first_order(tree, 0, directed=False)

@@ -57,9 +57,11 @@ class ShardRows:
             self.facts.add_unusable()
             self._add({"error": str(error), "record": error.record, "info": dict(error.info)}, 0, {})
             return
-        fields = {name: data[name].numpy() for name in self._fields if name in data}
-        texts = {key: data[key] for key in data.keys() if key not in vocabulary.FIELDS and key != "num_nodes"}  # noqa: SIM118
-        if "conformers" in data:
+        everything = data.to_dict()
+        fields = {name: everything[name].numpy() for name in self._fields if name in everything}
+        texts = {key: value for key, value in everything.items() if key not in vocabulary.FIELDS}
+        del texts["num_nodes"]
+        if "conformers" in everything:
             texts["conformers"] = data.conformers.numpy()
         if isinstance(texts.get("extra"), Extra):
             texts["extra"] = texts["extra"].encoded()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from molflt.attention.smooth import reciprocal_vectors
 from molflt.model.energy import EnergyModel, ModelOutput
 
 
@@ -58,7 +59,7 @@ def derivatives(model: EnergyModel, batch: Any, stress: bool = False, create_gra
     if not stress:
         return Derivatives(output, -gradients[0], None)
     # A structure that is not periodic may still have a cell, but it has no stress.
-    volume = torch.linalg.det(batch.cell).abs()
+    volume = reciprocal_vectors(batch.cell)[1].abs()
     periodic = batch.pbc.any(dim=1) & (volume > 0)
     per_volume = torch.where(periodic, 1 / torch.where(periodic, volume, 1.0), 0.0)
     return Derivatives(output, -gradients[0], gradients[1] * per_volume[:, None, None])

@@ -71,7 +71,11 @@ class DataConfig(BaseModel):
     )
     allow_charged: bool = Field(False, description="treat ions and radicals as neutral and closed-shell")
     accept_unconverged: bool = Field(False, description="read unconverged and unfinished calculations as well")
-    num_workers: int = Field(0, ge=0, description="processes that load data; small sets are cached and need none")
+    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
+        "auto",
+        description="processes that make batches, per device; auto: none on a CPU, which has no cores to spare, and "
+        "on a GPU one for each core but one, up to 8",
+    )
 
     @model_validator(mode="before")
     @classmethod

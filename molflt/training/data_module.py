@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import lightning
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader
 from torch_geometric.data import Batch
 
-from molflt.attention.layout import Plan
-from molflt.data.batch import AtomBudgetSampler, collate
+from molflt.data.batch import AtomBudgetSampler
 from molflt.data.cache import open_large
 from molflt.data.dataset import StructureDataset
 from molflt.data.quality.screen import ALONE, Crew, Screening
 from molflt.errors import InputError
 from molflt.files import resolve_path
 from molflt.training.config import TrainConfig
+from molflt.training.loader import Batches, Packed, Requests, as_is
 from molflt.training.task import EnergyTask
 from molflt.training.training_set import compare, read_training_set
 from molflt.training.training_structures import (
     PARTIAL_CHARGES,
     SHARE,
+    NeighbourDataset,
     NoisyDataset,
-    PreparedDataset,
     SeparatedDataset,
 )
+
+MOST_WORKERS = 8
+"""Processes that make batches for a device, unless told otherwise; one makes some hundred structures a second."""
 
 
 class EnergyDataModule(lightning.LightningDataModule):
@@ -100,13 +103,13 @@ class EnergyDataModule(lightning.LightningDataModule):
             self.kept = (*self.kept, PARTIAL_CHARGES)
 
     @cached_property
-    def _prepared(self) -> PreparedDataset:
+    def _prepared(self) -> NeighbourDataset:
         kept = (*self.kept, "positions_relaxed") if self.training_set.relaxed else self.kept
-        return PreparedDataset(self.train_structures, self.config.model, kept)
+        return NeighbourDataset(self.train_structures, self.config.model, kept)
 
     @cached_property
-    def _prepared_val(self) -> list[PreparedDataset]:
-        return [PreparedDataset(found, self.config.model, self.kept) for found in self.val_structures.values()]
+    def _prepared_val(self) -> list[NeighbourDataset]:
+        return [NeighbourDataset(found, self.config.model, self.kept) for found in self.val_structures.values()]
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of the current epoch."""
@@ -122,7 +125,7 @@ class EnergyDataModule(lightning.LightningDataModule):
     @cached_property
     def _training(self) -> DataLoader[Batch]:
         config = self.config
-        dataset: PreparedDataset | SeparatedDataset
+        dataset: NeighbourDataset | SeparatedDataset
         if self.noisy:
             noise = (config.loss.noise_std, config.seed, 0)
             dataset = NoisyDataset(self.train_structures, config.model, self.kept, *noise)
@@ -136,9 +139,9 @@ class EnergyDataModule(lightning.LightningDataModule):
         """One loader per validation split, in the order of the configuration."""
         return [self._loader(prepared, self._sampler(prepared.n_atoms, False)) for prepared in self._prepared_val]
 
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+    def transfer_batch_to_device(self, batch: Batch | Packed, device: torch.device, dataloader_idx: int) -> Batch:
         """Copy a batch while the device computes."""
-        return batch.to(device, non_blocking=True)
+        return batch.unpacked(device) if isinstance(batch, Packed) else batch.to(device, non_blocking=True)
 
     def _separation(self) -> float:
         """Compositions for each training structure.
@@ -174,61 +177,33 @@ class EnergyDataModule(lightning.LightningDataModule):
             n_atoms, max_atoms, shuffle=shuffle, seed=self.config.seed, rank=rank, n_ranks=n_ranks
         )
 
+    def _n_workers(self, cached: bool, lasting: bool) -> int:
+        """Choose the number of processes that make batches."""
+        # The cache of a process dies with it, and on a CPU a cache leaves little to do.
+        if cached and not lasting:
+            return 0
+        assert self.trainer is not None
+        on_gpu = self.trainer.strategy.root_device.type == "cuda"
+        if cached and not on_gpu:
+            return 0
+        if self.config.data.num_workers != "auto":
+            return self.config.data.num_workers
+        share = len(os.sched_getaffinity(0)) // self.trainer.num_devices
+        return min(max(share - 1, 1), MOST_WORKERS) if on_gpu else 0
+
     def _loader(
-        self, dataset: PreparedDataset | SeparatedDataset, batches: AtomBudgetSampler, lasting: bool = False
+        self, dataset: NeighbourDataset | SeparatedDataset, batches: AtomBudgetSampler, lasting: bool = False
     ) -> DataLoader[Batch]:
         model = self.config.model
         reach = math.inf if model.all_pairs_if_isolated else model.neighbour_cutoff
-        # A cache in a worker process would die with it.
-        num_workers = 0 if dataset.cached else self.config.data.num_workers
+        num_workers = self._n_workers(dataset.cached, lasting)
         return DataLoader(
-            _Batches(dataset, reach),
+            Batches(dataset, reach, packed=num_workers > 0),
             batch_size=None,
             sampler=Requests(batches),
-            collate_fn=_as_is,
+            collate_fn=as_is,
             num_workers=num_workers,
             persistent_workers=num_workers > 0 and lasting,
             # From there batches are copied while the device computes.
             pin_memory=torch.cuda.is_available(),
         )
-
-
-class Request(NamedTuple):
-    """A batch to make: its structures, in which epoch, and laid out by which plan."""
-
-    indices: list[int]
-    epoch: int
-    plan: Plan | None
-
-
-class Requests(Sampler[Request]):
-    """Requests for the batches of a sampler; ``plan`` is that of the epoch."""
-
-    def __init__(self, batches: AtomBudgetSampler, plan: Plan | None = None) -> None:
-        self.batches, self.plan, self.epoch = batches, plan, 0
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Request]:
-        return (Request(indices, self.epoch, self.plan) for indices in self.batches)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose batches come next."""
-        self.epoch = epoch
-        self.batches.set_epoch(epoch)
-
-
-class _Batches(Dataset[Batch]):
-    """Batches on request."""
-
-    def __init__(self, structures: PreparedDataset | SeparatedDataset, reach: float) -> None:
-        self.structures, self.reach = structures, reach
-
-    def __getitem__(self, wanted: Request) -> Batch:
-        self.structures.epoch = wanted.epoch
-        return collate([self.structures[index] for index in wanted.indices], wanted.plan, self.reach)
-
-
-def _as_is(batch: Batch) -> Batch:
-    return batch

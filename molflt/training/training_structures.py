@@ -37,7 +37,7 @@ _MEMBERS, _SHARES = (2, 3, 1), (0.5, 0.1, 0.4)
 """How many structures a composition has, and how often; one alone is put in a cell."""
 
 
-class PreparedDataset(Dataset[Data]):
+class NeighbourDataset(Dataset[Data]):
     """Structures with neighbour lists, which are kept when the set is small enough.
 
     Args:
@@ -86,7 +86,7 @@ class PreparedDataset(Dataset[Data]):
         return data
 
 
-class NoisyDataset(PreparedDataset):
+class NoisyDataset(NeighbourDataset):
     """Structures as given and on their way to the relaxed positions, with noise (Noisy Nodes).
 
     Godwin et al. 2021, arXiv 2106.07971, §4. Of a structure every second epoch, at random, has the given positions;
@@ -146,7 +146,7 @@ class SeparatedDataset(Dataset[Data]):
         epoch: from one to the next, the members change places.
     """
 
-    def __init__(self, prepared: PreparedDataset, share: float, seed: int, epoch: int) -> None:
+    def __init__(self, prepared: NeighbourDataset, share: float, seed: int, epoch: int) -> None:
         self.prepared, self.seed, self.epoch = prepared, seed, epoch
         self.cached = prepared.cached
         sizes = prepared.n_atoms

@@ -47,7 +47,7 @@ from molflt.data.quality.domain import sample
 from molflt.data.record import to_data, to_record
 from molflt.model.energy import EnergyModel
 from molflt.training.config import preset_config
-from molflt.training.data_module import Requests, _as_is, _Batches
+from molflt.training.loader import Batches, Packed, Requests, as_is
 from molflt.training.training_structures import NoisyDataset
 from scripts import results
 from scripts.benchmarks import measuring, structures
@@ -137,7 +137,7 @@ class Loading:
             self.structures._moved = lambda data, index: data  # type: ignore[method-assign]
         self.plan = EnergyModel(BASE.model, seed=0).plan() if whole else None
         self.sampler = AtomBudgetSampler(dataset.n_atoms, BASE.data.max_atoms, shuffle=True, seed=0)
-        self.batches = _Batches(self.structures, BASE.model.neighbour_cutoff)
+        self.batches = Batches(self.structures, BASE.model.neighbour_cutoff)
 
     def rates(self, n_batches: int, rounds: int) -> list[float]:
         """Structures per second of processor time, each round."""
@@ -145,21 +145,23 @@ class Loading:
         self.batches[next(wanted)]
         for _ in range(rounds):
             start = time.process_time()
-            n = sum(self.batches[request].num_graphs for request in islice(wanted, n_batches))
+            made = (self.batches[request] for request in islice(wanted, n_batches))
+            n = sum(batch.num_graphs for batch in made if not isinstance(batch, Packed))
             found.append(n / (time.process_time() - start))
         return found
 
     def loader_rates(self, workers: int, n_batches: int, rounds: int) -> list[float]:
         """Structures per second by the clock, each round; the start of workers is not counted."""
-        loader = DataLoader(
-            self.batches, None, sampler=Requests(self.sampler, self.plan), collate_fn=_as_is, num_workers=workers
-        )
-        batches, found = iter(loader), []
+        batches = Batches(self.structures, self.batches.reach, packed=workers > 0)
+        wanted = Requests(self.sampler, self.plan)
+        loader = DataLoader(batches, None, sampler=wanted, collate_fn=as_is, num_workers=workers)
+        here, found = torch.device("cpu"), []
+        made = (batch.unpacked(here) if isinstance(batch, Packed) else batch for batch in loader)
         for _ in range(2 * workers + 1):
-            next(batches, None)
+            next(made, None)
         for _ in range(rounds):
             start = time.perf_counter()
-            n = sum(batch.num_graphs for batch in islice(batches, n_batches))
+            n = sum(batch.num_graphs for batch in islice(made, n_batches))
             found.append(n / (time.perf_counter() - start))
         return found
 

@@ -23,11 +23,13 @@ from molflt.data.ase import from_atoms, to_atoms
 from molflt.data.labels import LabelSpec
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.data.open import open_dataset, resolve_inputs
+from molflt.data.prepare import prepare
 from molflt.data.reading import ReadOptions
 from molflt.data.record import to_data
 from molflt.errors import InputError, InputWarning
 from molflt.files import resolve_path
 from tests.data.pickles import Call
+from tests.data.test_prepared import all_same
 from tests.data.vasp_files import outcar, vasprun
 
 RELAXED, PAIRS = LabelSpec(target="y_relaxed"), ReadOptions(pairs=True)
@@ -333,6 +335,7 @@ def test_aselmdb(tmp_path):
     path = _aselmdb(tmp_path / "a.aselmdb", rows)
     found = open_dataset(path)
     assert found.n_atoms.tolist() == [10, 10]
+    all_same(found, prepare([str(path)], tmp_path / "prepared", n_processes=1))
     first, second = found
     _check(first, atoms)
     assert (float(first.energy), float(first.y_relaxed), int(first.sid)) == (-9.0, -1.5, 7)

@@ -218,7 +218,7 @@ def test_views_are_free_and_every_wait_is_seen():
 
 
 @pytest.mark.parametrize(
-    ("make", "few", "many", "most"), [(energy_step, 2, 12, 830), (operators.force_step, 2, 6, 2130)]
+    ("make", "few", "many", "most"), [(energy_step, 2, 12, 840), (operators.force_step, 2, 6, 2130)]
 )
 def test_a_training_step_dispatches_the_same_for_any_number_of_structures_and_waits_for_nothing(
     make, few, many, most

@@ -122,18 +122,19 @@ def free_port():
         return str(found.getsockname()[1])
 
 
-def slurm_task(rank, n, port):
-    """Environment that srun gives one of ``n`` tasks on a node of its own."""
+def slurm_task(rank, n, port, n_nodes=1):
+    """Environment that srun gives one of ``n`` tasks, as many on each of the nodes."""
+    of_node = n // n_nodes
     return environment(
         SLURM_JOB_ID="4242",
         SLURM_JOB_NAME="molflt",
         SLURM_NTASKS=str(n),
-        SLURM_NTASKS_PER_NODE=str(n),
-        SLURM_NNODES="1",
-        SLURM_NODEID="0",
+        SLURM_NTASKS_PER_NODE=str(of_node),
+        SLURM_NNODES=str(n_nodes),
+        SLURM_NODEID=str(rank // of_node),
         SLURM_NODELIST="localhost",
         SLURM_PROCID=str(rank),
-        SLURM_LOCALID=str(rank),
+        SLURM_LOCALID=str(rank % of_node),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=port,
     )

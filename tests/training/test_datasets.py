@@ -10,7 +10,9 @@ import pytest
 import torch
 from ase.build import molecule
 from ase.geometry import get_distances
+from torch_geometric.data import Batch
 
+from molflt.attention.registry import attention_config
 from molflt.data.ase import from_atoms
 from molflt.data.dataset import ListDataset
 from molflt.data.labels import LabelSpec
@@ -23,9 +25,11 @@ from molflt.model.config import ModelConfig
 from molflt.model.scale_shift import fit_statistics
 from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
+from molflt.training.loader import Batches, Packed, Request
 from molflt.training.training_set import read_training_set
-from molflt.training.training_structures import SHARE, NoisyDataset, PreparedDataset, SeparatedDataset
+from molflt.training.training_structures import SHARE, NeighbourDataset, NoisyDataset, SeparatedDataset
 from molflt.vocabulary import TAG_ADSORBATE
+from tests.model.models import make_model
 
 ENERGY, RELAXED = LabelSpec(), LabelSpec(target="y_relaxed")
 MODEL = ModelConfig(cutoff=4.0)
@@ -42,6 +46,54 @@ def noisy(structures, seed=0, epoch=0, std=0.1):
 
 def screening(structures, spec):
     return Screening(ListDataset(structures), spec, "x")
+
+
+def test_a_packed_batch_is_the_batch(structures):
+    plan = make_model(attention_config()).plan()
+    batch = Batches(noisy(structures), plan.cutoff)[Request(list(range(len(structures))), 0, plan)]
+    packed = pickle.loads(pickle.dumps(Packed.of(batch)))
+    found = packed.unpacked(torch.device("cpu"))
+
+    def tensors(value):
+        if isinstance(value, torch.Tensor):
+            return [value]
+        if not isinstance(value, tuple):
+            value = (value.to_dict() if isinstance(value, Batch) else getattr(value, "__dict__", {})).values()
+        return [tensor for part in value for tensor in tensors(part)]
+
+    pairs = list(zip(tensors(batch), tensors(found), strict=True))
+    assert len(pairs) > 25
+    for a, b in pairs:
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    assert found.name == batch.name
+    # Integers are sent with 32 bits.
+    assert packed.memory.nbytes < 0.9 * sum(a.nbytes for a, _ in pairs)
+    wide = batch.clone()
+    wide.sid = torch.tensor([1 << 40, -(1 << 40)])
+    assert torch.equal(Packed.of(wide).unpacked(torch.device("cpu")).sid, wide.sid)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "cores", "cached", "lasting", "expected"),
+    [
+        ("cpu", "auto", 16, False, True, 0),
+        ("cpu", 3, 16, False, True, 3),
+        # In a process of its own the cache would die with it, unless the process stays.
+        ("cpu", 3, 16, True, True, 0),
+        ("cuda", "auto", 16, True, True, 7),
+        ("cuda", "auto", 16, True, False, 0),
+        ("cuda", "auto", 64, False, False, 8),
+        ("cuda", "auto", 1, False, True, 1),
+        ("cuda", 0, 16, False, True, 0),
+    ],
+)
+def test_loader_processes(device, asked, cores, cached, lasting, expected, make_config, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(cores))
+    data = EnergyDataModule(make_config(**{"data.num_workers": asked}))
+    strategy = SimpleNamespace(root_device=torch.device(device))
+    monkeypatch.setattr(data, "trainer", SimpleNamespace(strategy=strategy, num_devices=2))
+    assert data._n_workers(cached, lasting) == expected
 
 
 def test_noise_depends_on_seed_epoch_and_index_alone(structures):
@@ -122,7 +174,7 @@ def test_neighbours_are_those_of_the_noised_positions(structures):
 
 
 def test_prepared_structures_leave_the_source_alone(structures):
-    prepared = PreparedDataset(ListDataset(structures), MODEL, ("y_init",))
+    prepared = NeighbourDataset(ListDataset(structures), MODEL, ("y_init",))
     data = prepared[0]
     assert prepared[0] is data
     assert {"edge_index", "y_init"} <= set(data.keys())
@@ -311,7 +363,7 @@ def molecules():
 
 
 def test_compositions_are_new_in_every_epoch_and_of_the_same_sizes():
-    prepared = PreparedDataset(ListDataset(molecules()), MODEL, ("energy",))
+    prepared = NeighbourDataset(ListDataset(molecules()), MODEL, ("energy",))
     first, again, later = (SeparatedDataset(prepared, 2.5, 3, epoch) for epoch in (1, 1, 2))
     assert len(first) == 8 + 20
     np.testing.assert_array_equal(first.n_atoms, later.n_atoms)

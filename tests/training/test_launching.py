@@ -41,11 +41,11 @@ def no_launcher(monkeypatch):
     return monkeypatch
 
 
-def together(n, command):
+def together(n, command, n_nodes=1):
     port = free_port()
     tasks = [
         subprocess.Popen(
-            command, env=slurm_task(rank, n, port), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, env=slurm_task(rank, n, port, n_nodes), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         for rank in range(n)
     ]
@@ -64,11 +64,13 @@ def together(n, command):
 def test_three_launchers_one_run(make_config, tmp_path):
     config = written(make_config(**{"trainer.devices": 2}), tmp_path)
     arguments = (*MOLFLT, "train", str(config), "--out")
-    runs = {name: tmp_path / name for name in ("lightning", "torchrun", "slurm")}
+    runs = {name: tmp_path / name for name in ("lightning", "torchrun", "slurm", "nodes")}
+    nodes = [*arguments, str(runs["nodes"]), "trainer.devices=1", "trainer.num_nodes=2"]
     ends = {
         "lightning": [run([sys.executable, *arguments, str(runs["lightning"])])],
         "torchrun": [run(torchrun(2, *arguments, runs["torchrun"]))],
         "slurm": together(2, [sys.executable, *arguments, str(runs["slurm"])]),
+        "nodes": together(2, [sys.executable, *nodes], n_nodes=2),
     }
     for name, processes in ends.items():
         assert [process.returncode for process in processes] == [0] * len(processes), processes
@@ -80,6 +82,8 @@ def test_three_launchers_one_run(make_config, tmp_path):
         assert {path.name for path in runs[name].iterdir()} == {*FILES, "report.html"}
     assert_same_run(runs["torchrun"], runs["lightning"])
     assert_same_run(runs["slurm"], runs["lightning"])
+    # Two nodes of one process are one node of two.
+    assert_same_run(runs["nodes"], runs["lightning"])
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from molflt.attention.far.pairs import squared_distances
 from molflt.attention.far.waves import on_waves
 from molflt.attention.far.ways import DIAMETERS, MARGIN, Group, LadderPlan, n_rungs
 from molflt.attention.geometry import Geometry
-from molflt.attention.smooth import taper
+from molflt.attention.smooth import reciprocal_vectors, taper
 from molflt.attention.sparse import of_columns, sum_of_entries
 
 COULOMB = 14.3996
@@ -123,7 +123,7 @@ def fields(geometry: Geometry, sources: Sequence[tuple[Law, Tensor]]) -> list[Te
             if not periodic:
                 kept.append(field + _wider(law, positions, values, total, widest[:, None, None]))
                 continue
-            volume = torch.linalg.det(cell).abs()
+            volume = reciprocal_vectors(cell)[1].abs()
             if law.power > 3:
                 mean = (2 * math.pi) ** 1.5 * law.wider(widest, 3) / volume
             else:

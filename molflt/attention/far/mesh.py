@@ -27,7 +27,7 @@ from molflt.attention.far.members import TAPER, GaussianBasis
 from molflt.attention.far.mesh_operator import Axes, Band, MeshOperator, OnMesh
 from molflt.attention.far.waves import padded
 from molflt.attention.places import select_rows
-from molflt.attention.smooth import sinc_of_square, taper
+from molflt.attention.smooth import reciprocal_vectors, sinc_of_square, taper
 from molflt.attention.sparse import SparsePattern
 
 
@@ -65,7 +65,7 @@ def _mesh(
     # The grid is not differentiated, but it follows a lattice.
     divided = cell[0] * on_grid.turns[:, None]
     steps = divided if repeats.all() else divided + grid.spacing * on_grid.directions
-    points = positions @ torch.linalg.inv_ex(steps)[0]
+    points = positions @ reciprocal_vectors(steps)[0].mT
     first = points.detach().floor()
     assigned: Tensor = _Splines.apply(points - first, 0)
     node = torch.remainder(first[..., None] - on_grid.nodes, on_grid.periods).clamp(max=len(on_grid.table) // 3 - 1)
@@ -100,11 +100,11 @@ def _bands(
     # Whole turns are removed before the multiplication by 2π to keep the last digits.
     angle = 2 * math.pi * (turned - turned.detach().round())
     pairs = torch.stack([angle.cos(), angle.sin()], dim=1).to(dtype)
-    reciprocal = torch.linalg.inv_ex(cells)[0].transpose(1, 2)
+    reciprocal, volume = reciprocal_vectors(cells)
     gram = reciprocal @ reciprocal.transpose(1, 2)
     window = _optimal_influence(of_waves) * on_grid.multiplicity
     squares = on_grid.waves.square() @ gram.diagonal(dim1=1, dim2=2).t().flatten()
-    per_volume = 1 / torch.linalg.det(cells).abs()
+    per_volume = 1 / volume.abs()
     # All octaves of one axis, then those of the next.
     sizes = [octave.n_waves[axis] + 1 for axis in range(3) for octave in octaves]
     split = [t.split(sizes) for t in (pairs, window, squares, on_grid.waves.sum(dim=1))]

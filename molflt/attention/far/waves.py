@@ -11,7 +11,7 @@ from torch import Tensor
 
 from molflt.attention.far.members import TAPER, GaussianBasis
 from molflt.attention.far.ways import Group
-from molflt.attention.smooth import smooth_max, taper
+from molflt.attention.smooth import reciprocal_vectors, smooth_max, taper
 
 
 @dataclass
@@ -74,13 +74,14 @@ def on_waves(
         assert group.multiplicity is not None
         if group.directions is not None:
             cell = padded(positions, group.there, group.directions, cell, padding)
-        xi = group.integers @ torch.linalg.inv_ex(cell)[0].transpose(1, 2)
+        reciprocal, volume = reciprocal_vectors(cell)
+        xi = group.integers @ reciprocal
         turns = positions @ xi.transpose(1, 2)
         # Whole turns are removed in double precision, so that the rest keeps all its digits in any dtype.
         phase = ((2 * math.pi) * (turns - turns.detach().round())).to(dtype)
         features.append(torch.cat([phase.cos(), phase.sin()], dim=2))
         lengths.append((xi * xi).sum(dim=2).flatten())
-        shares.append((group.multiplicity / torch.linalg.det(cell).abs()[:, None]).flatten())
+        shares.append((group.multiplicity / volume.abs()[:, None]).flatten())
     # A norm has no derivative at the zero vector.
     length = torch.cat(lengths).clamp(min=1e-30).sqrt()
     cutoffs = basis.cutoffs(tolerance)[:, None].clamp(max=longest / TAPER)

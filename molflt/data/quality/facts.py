@@ -147,7 +147,8 @@ class FactRows:
         first = np.flatnonzero(np.diff(elements, prepend=-1))
         composition = np.stack([elements[first], np.add.reduceat(sight.counts, first)]).astype(np.int32)
         free = ~data.fixed
-        relaxed, has_forces = "positions_relaxed" in data, "forces" in data
+        present = data.to_dict()
+        relaxed, has_forces = "positions_relaxed" in present, "forces" in present
         self._codes.append(sight.codes)
         self._counts.append(sight.counts)
         if self._every is not None and place % self._every == 0:
@@ -159,7 +160,7 @@ class FactRows:
         self._rows.append(
             (
                 int(data.num_nodes),
-                tuple(float(data[target]) if target in data else np.nan for target in TARGETS),
+                tuple(float(present[target]) if target in present else np.nan for target in TARGETS),
                 relaxed,
                 float(data.forces.square().mean().sqrt()) if has_forces else np.nan,
                 _squares((data.positions_relaxed - data.positions)[free]) if relaxed else (0.0, 0),

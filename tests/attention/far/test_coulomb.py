@@ -108,6 +108,16 @@ def test_potentials_of_a_crystal_are_those_of_ewald_s_sum():
     assert float((found - expected).abs().max()) < 2e-5 * float(expected.abs().max())
 
 
+@pytest.mark.parametrize("way", ["waves", "mesh"])
+def test_a_charged_crystal_has_a_uniform_background(way):
+    """Charges on a simple cubic lattice have φ = −2.837297 q/a, and the ladder lacks its finest rungs."""
+    edge, charge = 10.0, torch.ones((1, 1), dtype=torch.float64)
+    found = potentials(geometry(Atoms("H", cell=[edge] * 3, pbc=True), way=way), charge)
+    # Of widths FINEST/√2, FINEST/2, ..., whose squares add up to FINEST².
+    finer = INVERSE.strength * (2 * np.pi) ** 1.5 * FINEST**2 / edge**3
+    assert float(found) / COULOMB == pytest.approx(-2.837297 / edge + finer, rel=3e-5)
+
+
 def test_all_methods_agree():
     """On pairs, on the mesh, and in a box so large that images are far; also for a charged structure."""
     atoms, charges = cloud(60, 12.0, neutral=False)
