@@ -14,6 +14,7 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+from ase import Atoms
 from ase.io import read, write
 
 from molflt.files import atomic_file
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("labelled", nargs="+", type=Path)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
-    found: dict[str, list] = {}
+    found: dict[str, list[Atoms]] = {}
     for file in sorted(path for folder in options.labelled for path in folder.glob("*.extxyz")):
         for atoms in read(file, ":"):
             if (name := set_of(file.name.split("-")[0], atoms.info["split"])) is not None:
