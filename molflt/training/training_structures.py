@@ -74,7 +74,7 @@ class NeighbourDataset(Dataset[Data]):
                 del data[name]
         if PARTIAL_CHARGES in self.kept:
             stored = extra_of(data).arrays.get(PARTIAL_CHARGES)
-            if np.shape(stored) != (data.num_nodes,):
+            if stored is None or stored.shape != (data.num_nodes,):
                 raise InputError(
                     f"{data.name}: no array '{PARTIAL_CHARGES}' of one number for each atom; it is learnt"
                 )

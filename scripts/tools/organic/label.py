@@ -108,7 +108,8 @@ def main() -> None:
     options = parser.parse_args()
     options.labelled.mkdir(parents=True, exist_ok=True)
     pairs = [(file, options.labelled / file.name) for file in sorted(options.geometries.glob("*.extxyz"))]
-    missing, total = [pair for pair in pairs if not pair[1].exists()], Counter()
+    missing = [pair for pair in pairs if not pair[1].exists()]
+    total: Counter[str] = Counter()
     with get_context("spawn").Pool(options.processes, maxtasksperchild=4) as pool:
         waiting = [pool.apply_async(label, pair) for pair in missing]
         for k, result in enumerate(waiting):
