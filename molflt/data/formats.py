@@ -196,7 +196,8 @@ def _frames(
 _LABEL = re.compile(r"energ|force|virial|(?<![a-z])e(?![a-z])")
 _STATE = re.compile(r"charge|lattice|constrain|fixed|frozen|(?<![a-z])(?:cell|mask)(?![a-z])")
 _READ = frozenset(
-    {*RECORD_KEYS, *KNOWN_VALUES, *all_properties, "initial_charges"} - {"charges", "fixed", "cell", "force"}
+    {*RECORD_KEYS, *KNOWN_VALUES, *all_properties, "initial_charges", "partial_charges"}
+    - {"charges", "fixed", "cell", "force"}
 )
 """Names that are read, and results whose meaning ASE defines."""
 _OURS = "predicted_"

@@ -48,6 +48,15 @@ class ModelConfig(BaseModel):
         le=64,
         description="latent charges of every atom, learnt without labels, that act by 1/r beyond neighbours; 0: none",
     )
+    partial_charges: bool = Field(
+        False,
+        description="the first of these is the partial charge of an atom, learnt from labels (loss.charge_weight), "
+        "and gives dipoles",
+    )
+    dispersion: bool = Field(
+        False,
+        description="with charges: add the attraction -C6/r^6 beyond neighbours, with C6 of Grimme's D2",
+    )
     attention: AttentionConfig = Field(
         default_factory=attention_config, description="a mapping, or a preset: flt, local, softmax, ..."
     )
@@ -75,6 +84,9 @@ class ModelConfig(BaseModel):
         matrices = self.attention.channels if isinstance(self.attention, MatricesConfig) else 0
         if matrices % self.n_heads:
             raise ValueError(f"attention.channels ({matrices}) must be a multiple of n_heads ({self.n_heads})")
+        for name in ("partial_charges", "dispersion"):
+            if getattr(self, name) and not self.charges:
+                raise ValueError(f"{name} needs charges of 1 or more")
         return self
 
     @property

@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from molflt.attention.build import Sizes, build_attention
 from molflt.attention.config import FarFieldKeys, MethodKeys
@@ -19,6 +18,7 @@ from molflt.attention.mechanism import split_heads
 from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
 from molflt.attention.sparse import scalar_products, sum_of_entries
 from molflt.errors import InputError
+from molflt.model.charges import ChargeHead, Dispersion, long_range
 from molflt.model.config import ModelConfig
 from molflt.model.elements import AtomEmbedding
 from molflt.model.encoder import Encoder, full_precision
@@ -62,52 +62,6 @@ def contact(tags: Tensor, geometry: Geometry, neighbourhood: Neighbourhood) -> T
     reached = neighbourhood.others[:, None] * share.index_select(0, neighbourhood.pattern.columns)
     near = -torch.expm1(-2 * sum_of_entries(neighbourhood.pattern, reached))
     return torch.where(adsorbate[:, None] | without, 1.0, near).squeeze(1)
-
-
-class ChargeHead(nn.Module):
-    """Latent charges q_i = q̃_i − (Σ q̃ − Q)/n for every channel, which act as 1/r and are learnt from energies.
-
-    This is the idea of latent Ewald summation (Cheng, arXiv 2408.15165).
-    Here q̃_i = √(s · 1 Å/k_e) · MLP(h_i), where s is the energies' scale. With that factor two outputs of one, 1 Å
-    apart, interact by one unit of standardised energy. The first channel of a structure adds up to its charge Q, all
-    others to zero.
-    """
-
-    def __init__(self, dim: int, n_channels: int) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, n_channels))
-
-    def forward(self, x: Tensor, geometry: Geometry, scale: Tensor, total: Tensor) -> Tensor:
-        """Return the charges of all atoms.
-
-        Args:
-            x: (n_atoms, dim), from the encoder.
-            geometry: the batch.
-            scale: s, () eV: the standard deviation of the energies.
-            total: Q, (n_structures,) e.
-
-        Returns:
-            (n_atoms, n_channels) e, float64.
-        """
-        from molflt.attention.far.coulomb import COULOMB
-
-        free = torch.sqrt(scale / COULOMB) * self.mlp(x).to(torch.float64)
-        wanted = functional.pad(total[:, None].to(free.dtype), (0, free.shape[1] - 1))
-        surplus = (geometry.sum_over_structures(free) - wanted) / geometry.layout.counts[:, None]
-        return free - geometry.to_atoms(surplus)
-
-
-def charge_energies(geometry: Geometry, charges: Tensor, cutoff: float) -> Tensor:
-    """½ q_i φ_i summed over channels, (n_atoms,) eV, float64.
-
-    See :mod:`molflt.attention.far.coulomb`. The interaction of near neighbours is left to the network, which sees
-    them: in the gradient of a charge, the same few bonds in all structures would outweigh the differences between
-    structures.
-    """
-    from molflt.attention.far.coulomb import potentials, potentials_of_neighbours
-
-    field = potentials(geometry, charges) - potentials_of_neighbours(geometry, charges, cutoff)
-    return 0.5 * (charges * field).sum(dim=1)
 
 
 class DisplacementHead(nn.Module):
@@ -219,6 +173,7 @@ class EnergyModel(nn.Module):
         self.encoder = Encoder(layers, config.dim, config.ffn_dim, config.dropout, config.n_recycles)
         self.energy_head = EnergyHead(config.dim, config.charges)
         self.charge_head = ChargeHead(config.dim, config.charges) if config.charges else None
+        self.dispersion = Dispersion() if config.dispersion else None
         self.displacement_head = (
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )
@@ -264,7 +219,8 @@ class EnergyModel(nn.Module):
                 shares = shares * contact(batch.tags, geometry, neighbourhood)
             atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares
             if charges is not None:
-                atomic = atomic + charge_energies(geometry, charges, self.config.cutoff)
+                attraction = None if self.dispersion is None else self.dispersion(geometry.atomic_numbers)
+                atomic = atomic + long_range(geometry, charges, attraction, self.config.cutoff)
             energy = statistics.mean + geometry.sum_over_structures(atomic)
             displacement = None
             if self.displacement_head is not None:

@@ -31,6 +31,7 @@ from molflt.data.neighbours import attach_neighbours
 from molflt.data.quality.domain import GEOMETRIC
 from molflt.data.reading import ReadOptions
 from molflt.errors import InputError, renamed
+from molflt.model.charges import dipoles
 from molflt.model.compiled import compile_model, is_wanted
 from molflt.model.derivatives import derivatives
 from molflt.model.energy import EnergyModel
@@ -112,7 +113,8 @@ class MolFLTCalculator(Calculator):
         self._compiles = is_wanted(compile, self.model.device)
         self.tags = tags
         self._options = ReadOptions(allow_charged, charges=self.model.members[0].model.config.takes_ions, tags=tags)
-        self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ())]
+        charges = ("charges", "dipole") if all(m.model.config.partial_charges for m in self.model.members) else ()
+        self.implemented_properties = [*_ENERGIES, *(_DERIVATIVES if self._differentiable else ()), *charges]
         self.uncertainty_eV: float | None = None
         self.forces_std: np.ndarray | None = None
         self._moving = MovingBatch(self.model)
@@ -177,6 +179,10 @@ class MolFLTCalculator(Calculator):
         self.results.update({"energy": energy, "free_energy": energy})
         if "forces" in values:
             self.results["forces"] = values["forces"].mean(axis=0)
+        if "charges" in values:
+            self.results["charges"] = values["charges"].mean(axis=0)
+            if not self.atoms.pbc.any():
+                self.results["dipole"] = values["dipole"].mean(axis=0)[0]
         if "stress" in values:
             self.results["stress"] = full_3x3_to_voigt_6_stress(values["stress"].mean(axis=0)[0])
         std = {key: each.std(axis=0, ddof=1) for key, each in values.items()} if len(self._models) > 1 else {}
@@ -215,17 +221,23 @@ class MolFLTCalculator(Calculator):
 def values_of(models: Iterable[EnergyModel], batch: Batch, forces: bool, stress: bool) -> dict[str, Tensor]:
     """Compute the output of each model for a batch, on its device.
 
-    These are energy (n_models, n_structures), forces (n_models, n_atoms, 3), stress (n_models, n_structures, 3, 3).
+    These are energy (n_models, n_structures), forces (n_models, n_atoms, 3), stress (n_models, n_structures, 3, 3),
+    and of models of partial charges these, (n_models, n_atoms) e, and dipole, (n_models, n_structures, 3) e Å.
     """
     found: dict[str, list[Tensor]] = {}
     for model in models:
         if forces:
             derived = derivatives(model, batch, stress)
-            each = {"energy": derived.output.energy, "forces": derived.forces}
+            output, each = derived.output, {"forces": derived.forces}
             each |= {} if derived.stress is None else {"stress": derived.stress}
         else:
             with torch.no_grad():
-                each = {"energy": model(batch).energy}
+                output, each = model(batch), {}
+        each["energy"] = output.energy
+        if model.config.partial_charges:
+            assert output.charges is not None
+            each["charges"] = output.charges[:, 0]
+            each["dipole"] = dipoles(each["charges"], batch.positions, batch.batch, len(output.energy))
         for name, tensor in each.items():
             found.setdefault(name, []).append(tensor.detach())
     return {name: torch.stack(tensors) for name, tensors in found.items()}

@@ -200,6 +200,12 @@ class LossConfig(BaseModel):
         description="weight of the force loss; 0: none; auto: 100 where all training structures "
         "have one composition and one cell, 10 where they differ; of squares a tenth of that",
     )
+    charge_weight: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the loss of partial charges and their dipole, with model.partial_charges; "
+        "the data have an array partial_charges, e",
+    )
     auxiliary_start: float = Field(15.0, ge=0, description="weight of the displacement loss at the start")
     auxiliary_end: float = Field(1.0, ge=0, description="weight of the displacement loss at the end")
     noisy_nodes: Literal["auto"] | bool = Field(
@@ -311,6 +317,8 @@ class TrainConfig(BaseModel):
                 f"loss.force_weight needs a data.target that is the energy of the given geometry "
                 f"({' or '.join(DIFFERENTIABLE)}); {self.data.target} is constant along a relaxation"
             )
+        if self.loss.charge_weight and not self.model.partial_charges:
+            raise ValueError("loss.charge_weight needs model.charges=1 model.partial_charges=true")
         if self.trainer.best_by in ("forces", "both") and not self.loss.forces:
             raise ValueError(f"trainer.best_by={self.trainer.best_by} needs loss.force_weight above 0")
         if self.data.references is not None and self.data.standardise == "structure":

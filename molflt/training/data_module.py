@@ -25,7 +25,13 @@ from molflt.training.config import TrainConfig
 from molflt.training.loader import Batches, Packed, Requests, as_is
 from molflt.training.task import EnergyTask
 from molflt.training.training_set import compare, read_training_set
-from molflt.training.training_structures import SHARE, NeighbourDataset, NoisyDataset, SeparatedDataset
+from molflt.training.training_structures import (
+    PARTIAL_CHARGES,
+    SHARE,
+    NeighbourDataset,
+    NoisyDataset,
+    SeparatedDataset,
+)
 
 MOST_WORKERS = 8
 """Processes that make batches for a device, unless told otherwise; one makes some hundred structures a second."""
@@ -93,6 +99,8 @@ class EnergyDataModule(lightning.LightningDataModule):
             )
         self.separation = self._separation()
         self.kept = (data.target, "forces") if self.forces else (data.target,)
+        if config.loss.charge_weight:
+            self.kept = (*self.kept, PARTIAL_CHARGES)
 
     @cached_property
     def _prepared(self) -> NeighbourDataset:

@@ -27,6 +27,7 @@ from molflt.training.config import TrainConfig
 from molflt.training.optimisation import auxiliary_weight, learning_rate_factor, make_optimiser, move_averages
 from molflt.training.run_dir import record_bad_batch
 from molflt.training.training_set import TrainingSet
+from molflt.training.training_structures import PARTIAL_CHARGES
 
 EXPLODING = 10.0
 """A gradient longer than so many times what it is clipped to is a sign of a learning rate that is too high."""
@@ -155,6 +156,12 @@ class EnergyTask(lightning.LightningModule):
             logged["force_mae"] = error.detach().abs().sum() / (3 * n_free)
             sizes = facts.force_loss(error, config.squared) * free
             loss = loss + self.force_weight * sizes.sum() / n_free
+        if config.charge_weight:
+            assert output.charges is not None
+            strange = output.charges[:, 0] - batch[PARTIAL_CHARGES]
+            charge_loss = facts.charge_loss(strange, batch.positions, batch.ptr) / n_structures
+            logged["charge_loss"] = charge_loss.detach()
+            loss = loss + config.charge_weight * charge_loss
         if output.displacement is not None:
             displacement_loss = self._displacement_sum(output.displacement, batch) / (3 * n_free)
             weight = auxiliary_weight(

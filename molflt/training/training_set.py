@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from ase.data import atomic_numbers, chemical_symbols
 
+from molflt.attention.far.coulomb import COULOMB
 from molflt.data.quality.domain import GEOMETRIC, Domain, outside, outside_by_sight
 from molflt.data.quality.leaks import alike
 from molflt.data.quality.occurrence import Reason
 from molflt.data.quality.screen import Screening
 from molflt.errors import InputError, listed
+from molflt.model.charges import dipoles
 from molflt.model.scale_shift import ScaleShiftKind, Statistics, fit_statistics, mean_absolute_deviation
 
 _EXAMPLES = 3
@@ -82,6 +84,18 @@ class TrainingSet:
             return (error / self.force_std).square().mean(dim=-1)
         # The length has no derivative at zero, which a force that symmetry forbids attains.
         return (error.square().sum(dim=-1) + 1e-16).sqrt() / self.force_std
+
+    def charge_loss(self, wrong: torch.Tensor, positions: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Loss of errors of charges and of their dipole, (n_atoms,) e, (n_atoms, 3) Å and (n_structures + 1,) → ().
+
+        The sum over structures of (Σ_i Δq_i² + |Σ_i Δq_i r_i|²/Å²)/n, in units of the charge of two atoms that repel
+        each other at 1 Å by one unit of standardised energy.
+        """
+        counts = starts.diff()
+        structure = torch.repeat_interleave(counts, output_size=len(wrong))
+        moments = dipoles(wrong, positions, structure, len(counts)).square().sum(dim=1)
+        squares = torch.zeros_like(moments).index_add(0, structure, wrong.square()) + moments
+        return (squares / counts).sum() * COULOMB / self.statistics.std
 
 
 def read_training_set(

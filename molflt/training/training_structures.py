@@ -12,11 +12,15 @@ from torch.utils.data import Dataset
 from torch_geometric.data import Data
 
 from molflt.data.dataset import StructureDataset
+from molflt.data.extras import extra_of
 from molflt.data.images import in_cell, separate_fragments, unwrap
 from molflt.data.neighbours import attach_neighbours
+from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.vocabulary import LABELS, TAG_ADSORBATE
 
+PARTIAL_CHARGES = "partial_charges"
+"""Array in the data, e."""
 CACHED_ATOMS = 300_000
 """A set of up to so many atoms keeps its neighbour lists in memory: about half a gigabyte at 6 Å."""
 _ON_THE_WAY = 0.5
@@ -68,6 +72,13 @@ class NeighbourDataset(Dataset[Data]):
         for name in LABELS:
             if name in data and name not in self.kept:
                 del data[name]
+        if PARTIAL_CHARGES in self.kept:
+            stored = extra_of(data).arrays.get(PARTIAL_CHARGES)
+            if stored is None or stored.shape != (data.num_nodes,):
+                raise InputError(
+                    f"{data.name}: no array '{PARTIAL_CHARGES}' of one number for each atom; it is learnt"
+                )
+            data[PARTIAL_CHARGES] = torch.from_numpy(np.asarray(stored, dtype=np.float64))
         return data
 
     def _moved(self, data: Data, index: int) -> Data:

@@ -80,6 +80,9 @@ def test_others_are_outside_for_their_own_reason(of_molecules, of_slabs):
     # No larger than an ethanol, and each as usual: what they lack is each other.
     apart = molecule("H2O") + Atoms("OH2", molecule("H2O").positions + np.array([0.0, 0.0, 3.5]))
     assert _rules(of_molecules, from_atoms(apart, "two waters")) == {"gap"}
+    apart.positions[3:] += [0.0, 0.0, 6.0]
+    far, others = from_atoms(apart, "two waters, far"), _molecules(120, 1)
+    assert "gap" not in _rules(_fit([*others, far]), far), "it was seen in training"
     # A sixth hydrogen bound to carbon, on either side of a flat group of four.
     six = molecule("CH4") + Atoms("H2", [[0.0, 0.0, 1.09], [0.0, 0.0, -1.09]])
     assert "neighbours" in _rules(of_molecules, from_atoms(six, "CH6"))

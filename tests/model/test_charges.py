@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from ase import Atoms
+from ase import Atoms, units
 from ase.build import bulk, molecule
+from ase.calculators.calculator import PropertyNotImplementedError
 
 from molflt import load
 from molflt.data.ase import from_atoms, to_atoms
@@ -120,7 +121,54 @@ def test_a_file_a_prediction_a_calculator_and_info(model, tmp_path, molflt):
     before = atoms.get_potential_energy()
     atoms.info["charge"] = -3
     assert abs(atoms.get_potential_energy() - before) > 1e-3, "another charge is another structure"
+    assert "dipole" not in atoms.calc.implemented_properties, "latent charges mean nothing"
     assert "charges: 2 channels, 1/r to any distance" in molflt("info", "-v", path).out
+
+
+def test_molecules_that_do_not_touch_attract_by_dispersion():
+    """The energy of two, less that of each: with and without dispersion it differs by the sum over pairs of D2."""
+    water, methane = molecule("H2O"), molecule("CH4")
+    methane.positions += [7.0, 1.0, 0.0]
+    both = water + methane
+    on, off = (make_model("local", cutoff=3.0, charges=1, dispersion=there) for there in (True, False))
+
+    def interaction(model):
+        pair, one, other = energies(model, [both, water, methane])
+        return float(pair - one - other + model.standardiser.mean)
+
+    # Grimme 2006, Table 1, J nm⁶/mol.
+    c6 = {1: 0.14, 6: 1.75, 8: 0.70}
+    expected = -sum(
+        np.sqrt(c6[a.number] * c6[b.number])
+        * 1e6
+        * units.J
+        / units.mol
+        / np.linalg.norm(a.position - b.position) ** 6
+        for a in water
+        for b in methane
+    )
+    assert expected < -1e-4
+    assert interaction(on) - interaction(off) == pytest.approx(expected, rel=1e-3)
+
+
+def test_partial_charges_and_their_dipole_are_offered(tmp_path):
+    """The dipole is that of point charges, does not depend on the origin, and turns with the molecule."""
+    model = make_model("local", cutoff=3.0, charges=1, partial_charges=True)
+    path = tmp_path / "model.safetensors"
+    save_model(path, model, metadata_of(model.config, target="energy", elements=[1, 6, 8]))
+    ethanol = molecule("CH3CH2OH")
+    ethanol.calc = MolFLTCalculator(path)
+    dipole, charges = ethanol.get_dipole_moment(), ethanol.get_charges()
+    assert np.linalg.norm(dipole) > 0.01
+    np.testing.assert_allclose(dipole, charges @ ethanol.positions, atol=1e-12)
+    ethanol.positions += [40.0, -7.0, 3.0]
+    np.testing.assert_allclose(ethanol.get_dipole_moment(), dipole, atol=1e-9)
+    ethanol.rotate(90, "z")
+    np.testing.assert_allclose(ethanol.get_dipole_moment(), [-dipole[1], dipole[0], dipole[2]], atol=1e-9)
+    ethanol.set_cell([20, 20, 20])
+    ethanol.pbc = True
+    with pytest.raises(PropertyNotImplementedError):
+        ethanol.get_dipole_moment()
 
 
 def test_no_export_yet(model):

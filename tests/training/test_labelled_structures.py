@@ -4,7 +4,7 @@ import ase.io
 import numpy as np
 import pytest
 import torch
-from ase.build import bulk
+from ase.build import bulk, molecule
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 
@@ -14,6 +14,7 @@ from molflt.data.reading import ReadOptions
 from molflt.errors import InputError
 from molflt.model.file import load_model
 from molflt.prediction.predict import predict
+from molflt.simulate.ase import MolFLTCalculator
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.recorder import Score
 from molflt.training.run import train
@@ -179,3 +180,32 @@ def test_given_references(crystal_config):
 def test_force_units_as_people_write_them(make_config):
     for text in ("eV/Å", "eV/A", "eV/Ang", "eV/angstrom"):
         assert make_config(**{"data.force_unit": text}).data.labels().force_unit == "eV/Ang"
+
+
+def test_partial_charges_are_learnt(make_config, tmp_path):
+    """Charges given by the element and the molecule: what is learnt gives the dipole of others."""
+    random, given = np.random.default_rng(0), {1: 0.3, 6: -0.1, 7: -0.5, 8: -0.7}
+    frames = []
+    for name in ("H2O", "NH3", "CH3OH", "CH4") * 8:
+        atoms = molecule(name)
+        atoms.positions += random.normal(scale=0.05, size=atoms.positions.shape)
+        charges = np.array([given[z] for z in atoms.numbers])
+        atoms.set_array("partial_charges", charges - charges.mean())
+        atoms.calc = SinglePointCalculator(atoms, energy=2 * random.normal())
+        frames.append(atoms)
+    files = {"train": tmp_path / "train.extxyz", "val": tmp_path / "val.extxyz"}
+    ase.io.write(files["train"], frames[:24])
+    ase.io.write(files["val"], frames[24:])
+    charges = {"model.charges": 1, "model.partial_charges": True, "loss.charge_weight": 10.0, "loss.separation": 0}
+    more = {"data.target": "energy", "optimiser.ema_decay": 0.0, "optimiser.lr": 1e-2, "trainer.max_epochs": 40}
+    config = make_config(**{"data.train": str(files["train"]), "data.val": str(files["val"])}, **charges, **more)
+    go(config, tmp_path / "run")
+    for atoms in frames[24:]:
+        expected = atoms.arrays["partial_charges"]
+        atoms.calc = MolFLTCalculator(tmp_path / "run" / "last.safetensors")
+        assert np.abs(atoms.get_charges() - expected).mean() < 0.1 * np.abs(expected).mean()
+        np.testing.assert_allclose(atoms.get_dipole_moment(), expected @ atoms.positions, atol=0.05)
+    del frames[3].arrays["partial_charges"]
+    ase.io.write(files["train"], frames[:24])
+    with pytest.raises(InputError, match=r"train\.extxyz#3: no array 'partial_charges'"):
+        go(config, tmp_path / "without")

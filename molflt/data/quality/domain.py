@@ -126,7 +126,7 @@ class Domain(BaseModel):
                 text = f"{chemical_symbols[element]} with {count} neighbours, and {some} in training"
                 found.append(Reason("neighbours", text))
                 break
-        if geometry.gap > self.widest_gap:
+        if min(geometry.gap, _UNLIMITED) > self.widest_gap:
             far = f"{geometry.gap:.1f}" if math.isfinite(geometry.gap) else f"more than {FURTHEST:g}"
             found.append(
                 Reason("gap", f"a part {far} Å from the rest, and at most {self.widest_gap:.1f} in training")

@@ -1,21 +1,28 @@
 """Geometries of organic molecules, dimers and clusters for a teacher to label.
 
     python -m scripts.tools.organic.geometries FOLDER
-    python -m scripts.tools.organic.geometries FOLDER --molecules 40 --shard 20     # to try it
+    python -m scripts.tools.organic.geometries FOLDER --parts molecules --largest 24 --shards 10
 
-Reads the SMILES and dimers below $MOLFLT_DATA/organic and writes FOLDER/NNNNN.extxyz, a shard for every 200
-molecules, complete or not at all. Repeated, it makes the shards that are missing; each depends on the seed and its
-number alone.
+Reads the files below $MOLFLT_DATA/organic and writes FOLDER/PART-NNNNN.extxyz, a shard for every 200 molecules,
+complete or not at all. Repeated, it makes the shards that are missing; each depends on the seed, on ``--largest`` and
+on its number alone.
 
-    thermal    from Langevin dynamics on the MMFF94 force field at 300 to 1,000 K, of several conformers
+    test        of each molecule of the split `test` one geometry, after dynamics at 300 K
+    conformers  of 50 of these molecules up to 12 conformers, relaxed
+    spice       the conformations of the monomers of SPICE
+    benchmark   the neutral dimers of SAPT10k with their reference energies, and both molecules of each test dimer
+    far         40 of these moved apart until their closest atoms are 8 to 14 Å apart, likewise
+    molecules   of all other molecules, at random, the kinds below
+
+    thermal    from Langevin dynamics on the MMFF94 force field at 300 to 1,000 K
     stretched  a single bond made 0.85 to 1.8 times as long, the parts as they are
     torsion    a rotatable bond turned by any angle
     dimer      two molecules of a shard, their closest atoms 1.6 to 12 Å apart
     cluster    2 to 30 molecules of water, or of water around a molecule
 
 Every structure has ``smiles``, ``kind``, ``charge`` and ``split``. Molecules are held out by their scaffold (Bemis
-and Murcko, J. Med. Chem. 1996, 39, 2887): all that share one are in one split. The molecules of the benchmark's
-dimers are in none.
+and Murcko, J. Med. Chem. 1996, 39, 2887): all that share one are in one split. The benchmark's dimers are held out by
+the pair of molecules, so that all their molecules are in `train`; none is a molecule of `test`.
 """
 
 from __future__ import annotations
@@ -26,7 +33,9 @@ import gzip
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +43,7 @@ from ase import Atoms, units
 from ase.data import covalent_radii
 from ase.io import read, write
 from rdkit import Chem, RDLogger
-from rdkit.Chem import AllChem, rdDetermineBonds, rdForceFieldHelpers, rdMolTransforms
+from rdkit.Chem import AllChem, rdDetermineBonds, rdForceFieldHelpers, rdMolDescriptors, rdMolTransforms
 from rdkit.Chem.Scaffolds import MurckoScaffold
 from rich.progress import track
 
@@ -42,7 +51,14 @@ from molflt.files import atomic_file
 
 KCAL = units.kcal / units.mol
 WATER = "O"
-SHARES = {"test": 0.05, "val": 0.05}
+PARTS = ("test", "conformers", "spice", "benchmark", "far", "molecules")
+MOLECULES, STRUCTURES = 200, 500
+"""Molecules of a shard, and structures of a shard of those that are only read."""
+SHARES = {"test": 0.05, "val": 0.03}
+SALT = "h"
+"""Chosen so that benzene, the scaffold of an eighth of the molecules, is one to train on."""
+SPICE_LENGTH = 18.897
+"""Å in a unit of the coordinates of SPICE's file."""
 TOO_CLOSE = 0.5
 """Of the sum of covalent radii: geometries with closer atoms are not kept."""
 
@@ -55,7 +71,11 @@ def of_hash(text: str) -> float:
 def split_of(mol: Chem.Mol) -> str:
     """Return the split of a molecule: that of its scaffold, or of itself if it has no ring."""
     scaffold = MurckoScaffold.MurckoScaffoldSmiles(mol=Chem.RemoveHs(mol)) or Chem.MolToSmiles(Chem.RemoveHs(mol))
-    place = of_hash(scaffold)
+    return split_at(of_hash(SALT + scaffold))
+
+
+def split_at(place: float) -> str:
+    """Return the split of a number in [0, 1)."""
     for split, share in SHARES.items():
         if place < share:
             return split
@@ -77,19 +97,59 @@ def skeleton(mol: Chem.Mol) -> str:
     return str(Chem.MolToSmiles(bare, isomericSmiles=False))
 
 
-def benchmark_skeletons(data: Path) -> set[str]:
-    """Return the skeletons of the molecules of the benchmark's dimers."""
-    found = set()
-    # ASE's reader goes back and forth, which takes minutes in a compressed file.
-    text = gzip.decompress((data / "sapt10k_part.extxyz.gz").read_bytes()).decode()
-    for atoms in read(io.StringIO(text), ":", format="extxyz"):
+def records(file: Path) -> list[Atoms]:
+    """Read a compressed extended XYZ file from memory: ASE's reader goes back and forth, which takes minutes."""
+    found: list[Atoms] = read(io.StringIO(gzip.decompress(file.read_bytes()).decode()), ":", format="extxyz")
+    return found
+
+
+def benchmark(data: Path) -> tuple[list[Atoms], set[str]]:
+    """Return the benchmark's neutral dimers with their split, and the skeletons of all its molecules."""
+    found, known = [], set()
+    for k, atoms in enumerate(records(data / "sapt10k_part.extxyz.gz")):
         first = atoms.info["n_first"]
-        for part in (atoms[:first], atoms[first:]):
+        parts = atoms[:first], atoms[first:]
+        pair = []
+        for part in parts:
             rows = zip(part.symbols, part.positions, strict=True)
             lines = [f"{symbol} {x:.6f} {y:.6f} {z:.6f}" for symbol, (x, y, z) in rows]
             mol = Chem.MolFromXYZBlock("\n".join([str(len(part)), "", *lines]))
             rdDetermineBonds.DetermineConnectivity(mol)
-            found.add(skeleton(mol))
+            pair.append(skeleton(mol))
+        known |= set(pair)
+        if atoms.info["charge_first"] or atoms.info["charge_second"]:
+            continue
+        names = {"smiles": ".".join(pair), "kind": "benchmark", "charge": 0, "dimer": k}
+        # The shares of a split by pair are coarse: one pair, of two waters, has a fifth of the dimers.
+        split = (
+            "train"
+            if pair[0] == pair[1] == skeleton(Chem.MolFromSmiles(WATER))
+            else split_at(of_hash("|".join(sorted(pair))) / 2)
+        )
+        reference = {key: atoms.info[key] for key in ("n_first", "interaction_energy", "dispersion")}
+        for part in (atoms, *(parts if split == "test" else ())):
+            copy = Atoms(
+                part.numbers, part.positions, info={**names, "split": split, **(reference if part is atoms else {})}
+            )
+            found.append(copy)
+    return found, known
+
+
+def distant(dimers: list[Atoms], seed: int) -> list[Atoms]:
+    """Return dimers held out, one of each pair of molecules, moved apart, each followed by both molecules."""
+    random, found = np.random.default_rng(seed), []
+    held = {
+        atoms.info["smiles"]: atoms for atoms in dimers if atoms.info["split"] == "test" and "n_first" in atoms.info
+    }
+    for atoms in list(held.values())[:40]:
+        first = atoms.info["n_first"]
+        moved = beside(atoms.positions[:first], atoms.positions[first:], random.uniform(8.0, 14.0), random)
+        apart = Atoms(
+            atoms.numbers, np.concatenate([atoms.positions[:first], moved]), info={**atoms.info, "kind": "far"}
+        )
+        single = {key: apart.info[key] for key in ("smiles", "kind", "charge", "split", "dimer")}
+        parts = [Atoms(part.numbers, part.positions, info=single) for part in (apart[:first], apart[first:])]
+        found += [apart, *parts]
     return found
 
 
@@ -195,18 +255,18 @@ def structures(smiles: list[str], seed: int) -> Iterator[Atoms]:
             continue
     water = Molecule(WATER, 1)
     for molecule in molecules:
-        for kind in ("thermal", "thermal", "thermal", "stretched", "torsion"):
+        for kind in ("thermal", "thermal", random.choice(["stretched", "torsion"])):
             x: np.ndarray | None = molecule.thermal(random.uniform(300, 1000), 200, random)
             if kind != "thermal":
                 x = molecule.changed(kind, x, random)
             if x is not None:
                 yield labelled([molecule], [x], kind)
         other = molecules[random.integers(len(molecules))]
-        if other.split == molecule.split:
+        if other.split == molecule.split and random.random() < 0.4:
             first, second = (turned(m.thermal(300.0, 200, random), random) for m in (molecule, other))
             gap = random.uniform(1.6, 4.0) if random.random() < 0.7 else random.uniform(4.0, 12.0)
             yield labelled([molecule, other], [first, beside(first, second, gap, random)], "dimer")
-        if random.random() < 0.15 and len(molecule.numbers) < 40:
+        if random.random() < 0.08 and len(molecule.numbers) < 40:
             parts = [water if random.random() < 0.5 else molecule]
             places = [turned(parts[0].thermal(300.0, 200, random), random)]
             for _ in range(int(random.integers(1, 20))):
@@ -215,6 +275,33 @@ def structures(smiles: list[str], seed: int) -> Iterator[Atoms]:
                 tries = [beside(around, drop, random.uniform(1.7, 2.2), random) for _ in range(8)]
                 places.append(min(tries, key=lambda y: float(np.linalg.norm(y.mean(axis=0) - around.mean(axis=0)))))
             yield labelled(parts, places, "cluster")
+
+
+def held_out(smiles: list[str], seed: int) -> Iterator[Atoms]:
+    """Yield one geometry at 300 K of each molecule."""
+    random = np.random.default_rng(seed)
+    for text in smiles:
+        try:
+            molecule = Molecule(text, int(random.integers(2**31)))
+        except ValueError:
+            continue
+        yield labelled([molecule], [molecule.thermal(300.0, 500, random)], "thermal")
+
+
+def conformers(smiles: list[str], seed: int) -> Iterator[Atoms]:
+    """Yield up to 12 relaxed conformers of each molecule."""
+    embedding = AllChem.ETKDGv3()
+    # With a seed of 0 all conformers are one.
+    embedding.randomSeed, embedding.pruneRmsThresh = seed + 1, 0.5
+    for text in smiles:
+        try:
+            molecule = Molecule(text, seed)
+        except ValueError:
+            continue
+        AllChem.EmbedMultipleConfs(molecule.mol, 12, embedding)
+        AllChem.MMFFOptimizeMoleculeConfs(molecule.mol)
+        for conformer in molecule.mol.GetConformers():
+            yield labelled([molecule], [np.array(conformer.GetPositions())], "conformer")
 
 
 def labelled(parts: list[Molecule], places: list[np.ndarray], kind: str) -> Atoms:
@@ -226,30 +313,64 @@ def labelled(parts: list[Molecule], places: list[np.ndarray], kind: str) -> Atom
     return atoms
 
 
+def monomers(data: Path) -> list[Atoms]:
+    """Return the conformations of SPICE's monomers, with their split."""
+    return [
+        Atoms(
+            atoms.numbers,
+            SPICE_LENGTH * atoms.positions,
+            info={"smiles": text, "kind": "spice", "charge": 0, "split": split_of(Chem.MolFromSmiles(text))},
+        )
+        for atoms in records(data / "spice_monomers.extxyz.gz")
+        for text in [atoms.info["smiles"]]
+    ]
+
+
+def shards(data: Path, part: str, largest: int, seed: int) -> Iterator[Callable[[], Iterable[Atoms]]]:
+    """Yield what makes each shard of a part."""
+    dimers, known = benchmark(data) if part != "spice" else ([], set())
+    if part in ("spice", "benchmark", "far"):
+        whole = monomers(data) if part == "spice" else dimers if part == "benchmark" else distant(dimers, seed)
+        yield from (partial(lambda k: whole[k : k + STRUCTURES], k) for k in range(0, len(whole), STRUCTURES))
+        return
+    with gzip.open(data / "smiles.csv.gz", "rt", encoding="utf-8") as file:
+        smiles = [row["smiles"] for row in csv.DictReader(file)]
+    np.random.default_rng(seed).shuffle(smiles)
+    made = {text: Chem.AddHs(Chem.MolFromSmiles(text)) for text in smiles}
+    tests = [text for text in smiles if split_of(made[text]) == "test" and skeleton(made[text]) not in known]
+    if part == "molecules":
+        smiles = [text for text in smiles if made[text].GetNumAtoms() <= largest and split_of(made[text]) != "test"]
+    else:
+        smiles = (
+            tests
+            if part == "test"
+            else [t for t in tests if rdMolDescriptors.CalcNumRotatableBonds(made[t]) > 2][:50]
+        )
+    make = {"test": held_out, "conformers": conformers, "molecules": structures}[part]
+    for k, start in enumerate(range(0, len(smiles), MOLECULES)):
+        yield partial(make, smiles[start : start + MOLECULES], seed + k)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--molecules", type=int, help="the first so many, in random order; all if not given")
-    parser.add_argument("--shard", type=int, default=200, help="molecules of a shard")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--largest", type=int, default=200, help="atoms of a molecule of the part `molecules`")
+    parser.add_argument("--shards", type=int, help="the first so many of each part; all if not given")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     RDLogger.DisableLog("rdApp.*")
     data = Path(os.environ["MOLFLT_DATA"]) / "organic"
-    with gzip.open(data / "smiles.csv.gz", "rt", encoding="utf-8") as file:
-        smiles = [row["smiles"] for row in csv.DictReader(file)]
-    np.random.default_rng(options.seed).shuffle(smiles)
-    known = benchmark_skeletons(data)
-    smiles = [text for text in smiles[: options.molecules] if skeleton(Chem.MolFromSmiles(text)) not in known]
     options.folder.mkdir(parents=True, exist_ok=True)
-    starts = range(0, len(smiles), options.shard)
-    for k, start in enumerate(track(starts, "geometries")):
-        file = options.folder / f"{k:05d}.extxyz"
-        if not file.exists():
-            found = structures(smiles[start : start + options.shard], options.seed + k)
-            kept = [atoms for atoms in found if usable(atoms.numbers, atoms.positions)]
-            with atomic_file(file) as partial:
-                write(partial, kept, format="extxyz")
+    for part in options.parts:
+        made = shards(data, part, options.largest, options.seed)
+        for k, make in enumerate(track(list(islice(made, options.shards)), part)):
+            file = options.folder / f"{part}-{k:05d}.extxyz"
+            if not file.exists():
+                kept = [atoms for atoms in make() if usable(atoms.numbers, atoms.positions)]
+                with atomic_file(file) as unfinished:
+                    write(unfinished, kept, format="extxyz")
 
 
 if __name__ == "__main__":

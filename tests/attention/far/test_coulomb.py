@@ -8,7 +8,16 @@ import torch
 from ase import Atoms
 from ase.neighborlist import neighbor_list
 
-from molflt.attention.far.coulomb import COULOMB, FINEST, PLAN, WEIGHT, potentials, potentials_of_neighbours
+from molflt.attention.far.coulomb import (
+    COULOMB,
+    FINEST,
+    INVERSE,
+    INVERSE_SIXTH,
+    PLAN,
+    fields,
+    potentials,
+    potentials_of_neighbours,
+)
 from molflt.attention.layout import Plan
 from molflt.errors import InputError
 from tests.attention.structures import geometry_of
@@ -57,6 +66,31 @@ def test_what_neighbours_have_of_each_other_is_that_of_pairs():
     assert of_neighbours(chain) == pytest.approx(of_neighbours(pair(1.2)) + of_neighbours(pair(1.8)), abs=1e-9)
 
 
+def test_dispersion_is_one_over_r6():
+    for distance in (5.0, 7.0, 20.0):
+        pair = geometry(Atoms("H2", [[0, 0, 0], [0, 0, distance]]))
+        found = fields(pair, [(INVERSE_SIXTH, torch.tensor([[2.0], [0.0]]))])[0]
+        assert float(found[1]) == pytest.approx(2 / distance**6, rel=2e-3)
+        assert abs(float(found[0])) < 1e-12
+
+
+def test_dispersion_of_a_crystal_is_the_sum_over_images():
+    crystal, sources = cloud(5, 6.0, neutral=False)
+    crystal.set_cell([[7, 0, 0], [1, 6, 0], [0, -2, 8]])
+    crystal.pbc = True
+    i, j, r = neighbor_list("ijd", crystal, 60.0)
+    widths = FINEST * 2 ** (0.5 * torch.arange(80, dtype=torch.float64))
+    ladder = INVERSE_SIXTH.weights(widths)[:, None] * torch.exp(
+        -(torch.from_numpy(r) ** 2) / (2 * widths[:, None] ** 2)
+    )
+    expected = np.bincount(i, ladder.sum(dim=0).numpy() * sources[j, 0].numpy())
+    # Beyond, the atoms are spread evenly.
+    expected += float(sources.sum()) * 4 * np.pi / (3 * 60.0**3) / crystal.cell.volume
+    for way in ("waves", "mesh"):
+        found = fields(geometry(crystal, way=way), [(INVERSE_SIXTH, sources)])[0][:, 0]
+        np.testing.assert_allclose(found, expected, atol=1e-4 * abs(expected).max())
+
+
 def test_potentials_of_a_crystal_are_those_of_ewald_s_sum():
     torchpme = pytest.importorskip("torchpme", reason="torch-pme is not installed: pip install torch-pme")
     crystal, charges = cloud(12, 6.0)
@@ -68,7 +102,7 @@ def test_potentials_of_a_crystal_are_those_of_ewald_s_sum():
     ewald = torchpme.EwaldCalculator(torchpme.CoulombPotential(1.0), lr_wavelength=0.4, full_neighbor_list=True)
     expected = 2 * ewald.to(torch.float64)(charges, cell, positions, pairs, distances)
     widths = FINEST * 2 ** (0.5 * torch.arange(80, dtype=torch.float64))
-    ladder = (WEIGHT / widths * torch.exp(-(distances[:, None] ** 2) / (2 * widths**2))).sum(dim=1)
+    ladder = (INVERSE.weights(widths) * torch.exp(-(distances[:, None] ** 2) / (2 * widths**2))).sum(dim=1)
     expected.index_add_(0, pairs[:, 0], (ladder - 1 / distances)[:, None] * charges[pairs[:, 1]])
     found = potentials(geometry(crystal), charges) / COULOMB
     assert float((found - expected).abs().max()) < 2e-5 * float(expected.abs().max())
@@ -80,7 +114,7 @@ def test_a_charged_crystal_has_a_uniform_background(way):
     edge, charge = 10.0, torch.ones((1, 1), dtype=torch.float64)
     found = potentials(geometry(Atoms("H", cell=[edge] * 3, pbc=True), way=way), charge)
     # Of widths FINEST/√2, FINEST/2, ..., whose squares add up to FINEST².
-    finer = WEIGHT * (2 * np.pi) ** 1.5 * FINEST**2 / edge**3
+    finer = INVERSE.strength * (2 * np.pi) ** 1.5 * FINEST**2 / edge**3
     assert float(found) / COULOMB == pytest.approx(-2.837297 / edge + finer, rel=3e-5)
 
 
