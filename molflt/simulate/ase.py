@@ -181,8 +181,7 @@ class MolFLTCalculator(Calculator):
             self.results["forces"] = values["forces"].mean(axis=0)
         if "charges" in values:
             self.results["charges"] = values["charges"].mean(axis=0)
-            if not self.atoms.pbc.any():
-                self.results["dipole"] = values["dipole"].mean(axis=0)[0]
+            self.results |= {} if self.atoms.pbc.any() else {"dipole": values["dipole"].mean(axis=0)[0]}
         if "stress" in values:
             self.results["stress"] = full_3x3_to_voigt_6_stress(values["stress"].mean(axis=0)[0])
         std = {key: each.std(axis=0, ddof=1) for key, each in values.items()} if len(self._models) > 1 else {}
@@ -228,8 +227,8 @@ def values_of(models: Iterable[EnergyModel], batch: Batch, forces: bool, stress:
     for model in models:
         if forces:
             derived = derivatives(model, batch, stress)
-            output, each = derived.output, {"forces": derived.forces}
-            each |= {} if derived.stress is None else {"stress": derived.stress}
+            stresses = {} if derived.stress is None else {"stress": derived.stress}
+            output, each = derived.output, {"forces": derived.forces, **stresses}
         else:
             with torch.no_grad():
                 output, each = model(batch), {}
