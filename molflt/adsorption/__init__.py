@@ -165,7 +165,7 @@ def adsorb(
 def doubts_of(results: Sequence[Adsorption]) -> str:
     """List metals with an unreliable energy, one a line after a heading; may be empty."""
     doubts = [one.doubt for one in results if one.doubt]
-    what = "few placements are inside the training domain; these energies are unreliable, and ± does not apply"
+    what = "few placements are inside the training domain; energies are unreliable or not given, ± does not apply"
     return listed(what, doubts, most=len(doubts)) if doubts else ""
 
 
@@ -242,4 +242,4 @@ def _check(model: Model, molecule: Atoms, surfaces: Sequence[Surface]) -> None:
         )
     numbers = {int(z) for atoms in (molecule, *(one.atoms for one in surfaces)) for z in atoms.numbers}
     if unknown := unknown_elements(model.members[0], numbers):
-        raise InputError(f"{path}: was not trained on {', '.join(unknown)}; its energies of them would mean nothing")
+        raise InputError(f"{path}: was not trained on {', '.join(unknown)}; its energies of them are meaningless")

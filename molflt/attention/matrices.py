@@ -20,7 +20,6 @@ that are hotter than those of training they are what fails (docs/tuning_log.md).
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -91,12 +90,12 @@ class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
         values = self.value(bounded(matrices))
         sent = values.transpose(0, 1).flatten(1)
         around = prepared.neighbourhood
-        summed = weighted_sum(around.pattern, self._near(around), sent.expand(self.n_heads, -1, -1))
+        summed = weighted_sum(around.pattern, self._near(around), sent)
         messages = self.gathered(summed.unflatten(2, [COMPONENTS, -1]).permute(2, 1, 0, 3))
         if prepared.fields:
             messages = messages + self._from_afar(sent, geometry, prepared)
         change = self.product(bounded(self.algebra(messages, values)))
-        matrices = matrices + change + 0.5 * self.algebra(change, change)
+        matrices = matrices + change + self.algebra.squared(change)
         return self.output(self.algebra.squares_of(matrices)), matrices.transpose(0, 1)
 
     def row(self, atom: int, geometry: Geometry, prepared: FourierContext) -> Tensor:
@@ -161,15 +160,14 @@ class Algebra(nn.Module):
 
     Attributes:
         lift: (9, 10), from moments to components, but for a factor of each.
-        left, right: (45, 9), the factors of all products of elements, from components but for a factor.
-        sums: (9, 45), from these to the components of N Y + Y N, but for a factor.
+        basis: (9, 9), the elements of the matrix of each component, row after row, but for a factor.
         parts: (3, 9), which components are of one part.
         squares: (2, 9), squares of the inverse factors. All are whole numbers, exact in any precision.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.lift, self.left, self.right, self.sums, self.parts, self.squares = (
+        self.lift, self.basis, self.parts, self.squares = (
             nn.Buffer(matrix, persistent=False) for matrix in _constants()
         )
 
@@ -180,14 +178,32 @@ class Algebra(nn.Module):
 
     def forward(self, one: Tensor, other: Tensor) -> Tensor:
         """N Y + Y N, channel by channel; (9, n, c) each."""
-        factor = self.squares[1].rsqrt()
-        products = ((self.left * factor) @ one.flatten(1)) * ((self.right * factor) @ other.flatten(1))
-        return ((self.sums * factor[:, None]) @ products).view(one.shape)
+        basis = self._orthonormal()
+        n, y = self._elements(basis, one), self._elements(basis, other)
+        return (basis @ (_times(n, y) + _times(y, n))).view(one.shape)
+
+    def squared(self, matrices: Tensor) -> Tensor:
+        """D², channel by channel: (9, n, c) → the same."""
+        basis = self._orthonormal()
+        d = self._elements(basis, matrices)
+        return (basis @ _times(d, d)).view(matrices.shape)
+
+    def _orthonormal(self) -> Tensor:
+        return self.basis * self.squares[1].rsqrt()[:, None]
+
+    def _elements(self, basis: Tensor, matrices: Tensor) -> Tensor:
+        """(9, n, c) → (3, 3, n c)."""
+        return (basis.t() @ matrices.flatten(1)).view(3, 3, -1)
 
     def squares_of(self, matrices: Tensor) -> Tensor:
         """|X|²_l of every part: (9, n, c) → (n, 3 c)."""
         found = (self.parts @ matrices.square().flatten(1)).view(-1, matrices.shape[1], matrices.shape[2])
         return found.transpose(0, 1).flatten(1)
+
+
+def _times(left: Tensor, right: Tensor) -> Tensor:
+    """Matrix products: (3, 3, n) each → (9, n)."""
+    return (left[:, :, None] * right).sum(dim=1).flatten(0, 1)
 
 
 def bounded(matrices: Tensor) -> Tensor:
@@ -249,16 +265,9 @@ def _constants() -> tuple[Tensor, ...]:
     for row, diagonal in ((7, [1.0, -1.0, 0.0]), (8, [1.0, 1.0, -2.0])):
         lift[row, 4:7] = torch.tensor(diagonal)
         basis[row] = torch.diag(torch.tensor(diagonal))
-    # The element ij of N Y + Y N is Σ_k N_ik Y_kj + N_kj Y_ik.
-    terms: dict[tuple[int, int, int, int], Tensor] = {}
-    for i, j, k in itertools.product(range(3), repeat=3):
-        for term in ((i, k, k, j), (k, j, i, k)):
-            terms.setdefault(term, torch.zeros(3, 3))[i, j] += 1
-    left = torch.stack([basis[:, a, b] for a, b, _, _ in terms])
-    right = torch.stack([basis[:, c, d] for _, _, c, d in terms])
-    sums = basis.flatten(1) @ torch.stack(list(terms.values())).flatten(1).t()
     parts = torch.eye(3)[[0] + [1] * 3 + [2] * 5].t().contiguous()
-    return lift, left, right, sums, parts, torch.stack([lift.square().sum(dim=1), basis.square().sum(dim=(1, 2))])
+    squares = torch.stack([lift.square().sum(dim=1), basis.square().sum(dim=(1, 2))])
+    return lift, basis.flatten(1), parts, squares
 
 
 def build_matrices(config: MatricesConfig, sizes: Sizes) -> Built:

@@ -119,7 +119,7 @@ def _with_mechanism(value: Any) -> Any:
         owners = [other for other, mechanism in MECHANISMS.items() if key in mechanism.config.model_fields]
         if owners:
             raise ValueError(
-                f"{key} is no key of mechanism={name}, but of {', '.join(owners)}: leave it out, or set mechanism"
+                f"{key} is not a key of mechanism={name}, but of {', '.join(owners)}: leave it out, or set mechanism"
             )
     return value
 

@@ -45,7 +45,7 @@ class SparsePattern:
         self.n_columns = n_columns
         self.reverse = None if reverse is None else reverse.to(index)
         self._origin: tuple[SparsePattern, Tensor] | None = None
-        self._stacked: dict[int, SparsePattern] = {}
+        self._stacked: dict[tuple[int, bool], SparsePattern] = {}
         self._masks: dict[torch.dtype, Tensor] = {}
 
     @property
@@ -95,17 +95,19 @@ class SparsePattern:
         turned._origin = (self, order)
         return turned, order
 
-    def stacked(self, n: int) -> SparsePattern:
-        """The pattern ``n`` times along the diagonal of a larger one; made once."""
+    def stacked(self, n: int, shared: bool = False) -> SparsePattern:
+        """The pattern ``n`` times, along the diagonal of a larger one or with the columns shared; made once."""
         if n == 1:
             return self
-        if n not in self._stacked:
+        if (n, shared) not in self._stacked:
             copies = torch.arange(n, dtype=self.columns.dtype, device=self.columns.device)[:, None]
-            columns = (self.columns + self.n_columns * copies).flatten()
+            width = 0 if shared else self.n_columns
+            columns = (self.columns + width * copies).flatten()
             starts = (self.row_starts[:-1] + self.n_entries * copies).flatten()
             starts = torch.cat([starts, n * self.row_starts[-1:]])
-            self._stacked[n] = SparsePattern(starts, columns, n * self.n_columns)
-        return self._stacked[n]
+            n_columns = self.n_columns if shared else n * self.n_columns
+            self._stacked[n, shared] = SparsePattern(starts, columns, n_columns)
+        return self._stacked[n, shared]
 
     def mask(self, dtype: torch.dtype) -> Tensor:
         """Zeros at the entries, as a sparse matrix; made once."""
@@ -146,11 +148,14 @@ def weighted_sum(pattern: SparsePattern, weights: Tensor, values: Tensor) -> Ten
     Args:
         pattern: a pattern of n_entries entries.
         weights: (n_heads, n_entries).
-        values: (n_heads, n_columns, n_channels).
+        values: (n_heads, n_columns, n_channels), or (n_columns, n_channels), the same for all heads.
 
     Returns:
         (n_heads, n_rows, n_channels).
     """
+    if values.dim() == 2:
+        together = weighted_sum(pattern.stacked(len(weights), shared=True), weights.reshape(1, -1), values[None])
+        return together.view(len(weights), pattern.n_rows, -1)
     _stack(pattern, len(weights))
     result: Tensor = _WeightedSum.apply(pattern, weights, values)
     return result

@@ -17,7 +17,7 @@ def adsorb_command(
         show_default=False,
     ),
     on: str = typer.Option(
-        None, "--on", metavar="METALS", help="Such as Pt,Pd,Cu.  [default: all fourteen]", show_default=False
+        None, "--on", metavar="METALS", help="Metals, such as Pt,Pd,Cu.", show_default="all fourteen"
     ),
     model: str = typer.Option("pretrained:fg", help="Model of y_relaxed: a file, run directory or ensemble."),
     guesses: int = typer.Option(200, min=1, help="Placements of the molecule on each metal."),

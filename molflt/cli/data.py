@@ -22,7 +22,7 @@ UNIT = typer.Option("eV", help="Unit of the energies in the data.")
 PER = typer.Option("structure", help="Whether energies in the data are per structure or per atom.")
 FORCE_LABEL = typer.Option(None, help="Name of the forces in the data.", show_default=False)
 FORCE_UNIT = typer.Option(
-    None, help="Unit of the forces, as in Hartree/bohr.  [default: that of the energies per Ang]"
+    None, help="Unit of the forces, as in Hartree/bohr.", show_default="that of the energies per Ang"
 )
 TARGET = typer.Option("energy", help="Quantity that the energy is stored as.")
 OPEN_SHELLS = typer.Option(False, "--allow-charged", help="Take open shells as well. Charges are kept in any case.")
@@ -72,7 +72,7 @@ def convert_command(
 
 def prepare_command(
     inputs: list[str] = typer.Argument(..., metavar="IN...", help="Any readable structures.", show_default=False),
-    out: Path = typer.Option(..., "--out", "-o", help="Folder to make or to go on with.", show_default=False),
+    out: Path = typer.Option(..., "--out", "-o", help="Folder to create or continue.", show_default=False),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace another prepared set."),
     label: str = LABEL,
     unit: EnergyUnit = UNIT,
@@ -115,7 +115,7 @@ def _to_be_continued() -> Iterator[None]:
 
 
 def fetch_command(
-    name: str = typer.Argument(None, help="A data set.  [default: list them]", show_default=False),
+    name: str = typer.Argument(None, help="A data set.", show_default="list them"),
     to: Path = typer.Option(None, "--to", help="Folder to put it in.", show_default=False),
     only: list[str] = typer.Option(
         None, help="Unpack this split only, as 10k/train, 10k or val_id; as often as needed.", show_default=False

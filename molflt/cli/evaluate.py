@@ -24,20 +24,20 @@ def evaluate_command(
     data: list[str] = typer.Argument(
         ..., help="LMDB files or folders, or any files of labelled structures.", show_default=False
     ),
-    label: str = typer.Option(None, help="Name of the energy in the data.  [default: as in training]"),
-    unit: EnergyUnit = typer.Option(None, help="Unit of the energies in the data.  [default: as in training]"),
+    label: str = typer.Option(None, help="Name of the energy in the data.", show_default="as in training"),
+    unit: EnergyUnit = typer.Option(None, help="Unit of the energies in the data.", show_default="as in training"),
     per: Per = typer.Option(
-        None, help="Whether energies in the data are per structure or per atom.  [default: as in training]"
+        None, help="Whether energies in the data are per structure or per atom.", show_default="as in training"
     ),
-    force_label: str = typer.Option(None, help="Name of the forces in the data.  [default: as in training]"),
+    force_label: str = typer.Option(None, help="Name of the forces in the data.", show_default="as in training"),
     force_unit: str = typer.Option(
-        None, help="Unit of the forces in the data, as in Hartree/bohr.  [default: as in training]"
+        None, help="Unit of the forces in the data, as in Hartree/bohr.", show_default="as in training"
     ),
     forces: bool = typer.Option(
-        None, "--forces/--no-forces", help="Evaluate forces.  [default: where they were trained]"
+        None, "--forces/--no-forces", help="Evaluate forces.", show_default="where they were trained"
     ),
     report: Path = typer.Option(
-        None, help="HTML file.  [default: report-DATA.html beside the model; none with --json]"
+        None, help="HTML file.", show_default="report-DATA.html beside the model; none with --json"
     ),
     no_report: bool = typer.Option(False, "--no-report", help="Write no report."),
     overwrite: bool = typer.Option(
@@ -202,7 +202,7 @@ def _print(found: Evaluation, calibration: Calibration | None, target: str, n_me
 def check_invariance_command(
     model: Path = terminal.MODEL,
     inputs: list[str] = typer.Argument(
-        None, help="Files, folders, globs or SMILES.  [default: molecules, slabs and crystals of known elements]"
+        None, help="Files, folders, globs or SMILES.", show_default="molecules, slabs and crystals of known elements"
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a table."),
     dtype: Literal["both", "float32", "float64"] = typer.Option("both", help="Precision to compute in."),

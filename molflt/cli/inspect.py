@@ -156,15 +156,18 @@ def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: 
     values: dict[str, list[float]] = {target: [] for target in TARGETS}
     relaxed = 0
     sizes = []
+    forces: list[np.ndarray] = []
     for data in track((dataset[i] for i in range(len(dataset))), "reading", len(dataset)):
         sizes.append(int(data.num_nodes))
         elements.update(set(data.atomic_numbers.tolist()))
         boundary["".join("T" if p else "F" for p in data.pbc[0].tolist())] += 1
         relaxed += "positions_relaxed" in data
+        if "forces" in data:
+            forces.append(data.forces.numpy())
         for target, found in values.items():
             if target in data:
                 found.append(float(data[target]))
-    labels = {}
+    labels: dict[str, dict[str, float]] = {}
     for target, found in values.items():
         if found:
             array = np.asarray(found)
@@ -176,6 +179,13 @@ def _data_info(path: str, tags: TagConvention, accept_unconverged: bool, pairs: 
                 "min_eV": float(array.min()),
                 "max_eV": float(array.max()),
             }
+    if forces:
+        components = np.concatenate(forces)
+        labels["forces"] = {
+            "n": len(forces),
+            "root_mean_square_eV/Å": float(np.sqrt((components**2).mean())),
+            "max_eV/Å": float(np.abs(components).max()),
+        }
     return {
         "data": path,
         "structures": len(sizes),
@@ -213,15 +223,15 @@ def explain_command(
     model: Path = terminal.MODEL,
     structure: str = typer.Argument(..., help="A file, or a SMILES.", show_default=False),
     atom: int = typer.Option(
-        None, "--atom", help="Atom whose attention is shown, counted from 0.  [default: the one that stands out]"
+        None, "--atom", help="Atom whose attention is shown, counted from 0.", show_default="the one that stands out"
     ),
     index: int = typer.Option(None, help="Structure of several, counted from 0."),
     out: Path = typer.Option(
         None,
         "--out",
         "-o",
-        help="NAME.html, an interactive 3D page, or NAME.csv.  [default: explain.html, numbered]",
-        show_default=False,
+        help="NAME.html, an interactive 3D page, or NAME.csv.",
+        show_default="explain.html, numbered",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object; no page unless -o says so."),
     overwrite: bool = terminal.OVERWRITE,
@@ -240,7 +250,7 @@ def explain_command(
     if out is not None:
         terminal.claim_new_file(context, out, (".html", ".csv"), overwrite)
     from molflt.data.reading import ReadOptions
-    from molflt.prediction.members import load_member
+    from molflt.prediction.members import load_member, provenance
     from molflt.prediction.predict import choose_device, domain_violations
     from molflt.report.explain import explain
     from molflt.report.explain_page import as_json as content
@@ -265,6 +275,7 @@ def explain_command(
         terminal.answer_json(content(explanation))
         return
     _print_table(explanation)
+    terminal.say("\n".join(f"{key}: {text}" for key, text in provenance([loaded]).items()))
     assert out is not None
     terminal.say(f"{'page' if out.suffix.lower() == '.html' else 'table of all atoms'} in {out}")
 

@@ -29,7 +29,7 @@ def export_command(
     context: typer.Context,
     model: Path = typer.Argument(..., help="Model file, run directory or pretrained:NAME.", show_default=False),
     out: Path = typer.Option(..., "--out", "-o", help="File to write: NAME.pt.", show_default=False),
-    dtype: Literal["float32", "float64"] = typer.Option(None, help="Precision to compute in.  [default: as trained]"),
+    dtype: Literal["float32", "float64"] = typer.Option(None, help="Precision.", show_default="as trained"),
     overwrite: bool = OVERWRITE,
 ) -> None:
     """Write a model as TorchScript, for PyTorch alone, in Python or C++: energy, forces and stress.

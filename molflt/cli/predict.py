@@ -116,7 +116,8 @@ def predict_command(
         terminal.say(meaning)
     if out is not None:
         write_predictions(out, prediction, structures, target, oc20_split)
-        terminal.say(f"{len(prediction.names) - len(prediction.failures)} energies ({target}, eV) in {out}")
+        n -= len(prediction.failures)
+        terminal.say(f"{n} energ{'y' if n == 1 else 'ies'} ({target}, eV) in {out}")
         if prediction.contractions:
             terminal.say(f"far field by {prediction.far_field}")
         return

@@ -24,14 +24,11 @@ _TASKS: dict[str, list[str]] = {
 def train_command(
     config: str = typer.Argument(
         None,
-        help="PRESET, or a YAML file as 'molflt config PRESET' prints it; - for standard input.  [default: that of "
-        "the task: forces, or small]",
-        show_default=False,
+        help="PRESET, or a YAML file as 'molflt config PRESET' prints it; - for standard input.",
+        show_default="that of the task: forces, or small",
     ),
     overrides: list[str] = typer.Argument(None, help="key.sub=value, as often as needed.", show_default=False),
-    task: Task = typer.Option(
-        None, help="Quantity to learn.  [default: found in the file given with --train]", show_default=False
-    ),
+    task: Task = typer.Option(None, help="Quantity to learn.", show_default="found in the file given with --train"),
     train: str = typer.Option(None, "--train", metavar="FILE", help="Structures to train on.", show_default=False),
     val: str = typer.Option(None, "--val", metavar="FILE", help="Structures to validate on.", show_default=False),
     energy_key: str = typer.Option(
@@ -57,6 +54,7 @@ def train_command(
     Example: molflt train --task forces --train train.extxyz --val val.extxyz --out runs/mine
     """
     # Late imports: help should come at once, and a mistake in the configuration soon.
+    from molflt.training.config import PRESETS
     from molflt.training.launch import is_first_process
 
     first = is_first_process()
@@ -69,6 +67,10 @@ def train_command(
     given = {"train": train, "val": val, "label": energy_key, "force_label": forces_key, "unit": unit}
     overrides = [*(f"data.{key}={json.dumps(value)}" for key, value in given.items() if value), *overrides]
     try:
+        # A preset has other data, which are not to validate on, and a file its own.
+        bare = base in (None, *PRESETS) and not any(one.startswith("data.val=") for one in overrides)
+        if train and not val and bare:
+            raise InputError("nothing to validate on: give --val FILE, with structures that are not in --train")
         if task is None and train is not None:
             task = "forces" if forces_key else _task_of(train)
             if first:

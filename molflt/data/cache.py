@@ -45,7 +45,9 @@ def open_large(
     folder = place / f"{path.name}.prepared-{key[:12]}"
     if not (folder / MANIFEST).is_file():
         if cache is None and not os.access(place, os.W_OK):
-            say(f"{path}: read anew at every start, as no prepared set can be written beside it; give --cache FOLDER")
+            say(
+                f"{path}: read again at every start, as no prepared set can be written beside it; give --cache FOLDER"
+            )
             return open_dataset(path, options)
         for other in sorted(place.glob(f"{path.name}.prepared-*")):
             if other != folder:

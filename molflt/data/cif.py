@@ -39,7 +39,7 @@ class Items:
             for place, tag in enumerate(tags):
                 name = tag.lower().replace(".", "_")
                 if name in self._found:
-                    raise InputError(f"line {item.line_number}: {tag} stands there a second time; delete one of them")
+                    raise InputError(f"line {item.line_number}: {tag} occurs twice; delete one of them")
                 self._found[name] = item, place
                 spelt.add(tag.lower())
             if item.frame and any(Items(item.frame).starting("_atom_site_")):

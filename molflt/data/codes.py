@@ -48,7 +48,7 @@ def gen_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
         if match is None or symbol not in atomic_numbers:
             refuse(where, lines[1:], f"expected symbols of elements, found '{name:.40}'")
         if len(name) > len(match[1]):
-            notes.add("numbers in the names of species, as in Fe1, are passed over")
+            notes.add("numbers in the names of species, as in Fe1, are ignored")
         symbols.append(symbol)
     order, positions, vectors = [], [], []
     for line in lines[2 : 2 + n]:
@@ -175,7 +175,7 @@ class _Xsf:
             symbol = row.words[0]
             number = int(symbol) if symbol.isdigit() else atomic_numbers.get(hydrogen_of(symbol.title(), self._notes))
             if number is None:
-                refuse(self._where, [row], f"'{symbol:.40}' is no element")
+                refuse(self._where, [row], f"'{symbol:.40}' is not an element")
             elements.append(number)
         values = np.array(self._numbers(rows))
         pbc = [axis < periodic for axis in range(3)]
@@ -231,7 +231,7 @@ def cube_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
     if not is_castep:
         atoms.pbc, atoms.cell = False, np.zeros((3, 3))
         notes.add(
-            "a cube says nothing of periodicity: read as an isolated molecule; give a crystal in another format"
+            "a cube does not record periodicity: read as an isolated molecule; give a crystal in another format"
         )
     yield atoms
 
@@ -282,10 +282,10 @@ def pwi_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms]:
             refuse(where, [row], "expected a species of ATOMIC_SPECIES, three coordinates, and three flags or none")
     for key, silent in _MEANT.items():
         if key in system and system[key] not in silent:
-            notes.add(f"{key}={system[key]} is passed over; every input of pw.x is read as periodic along three axes")
+            notes.add(f"{key}={system[key]} is ignored; every input of pw.x is read as periodic along three axes")
     for card in ("ATOMIC_VELOCITIES", "ATOMIC_FORCES", "CONSTRAINTS"):
         if card in cards:
-            notes.add(f"the card {card} is passed over")
+            notes.add(f"the card {card} is ignored")
     for card, (head, *rows) in cards.items():
         text.append(" ".join([card, *head.words[1:]]))
         for row in rows:

@@ -69,7 +69,7 @@ def cif_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | In
                     if items.starting(start):
                         raise InputError(f"holds {what}")
                 if "_cell_length_a" in items:
-                    notes.add("a data block with a cell and without atoms is passed over", f"data_{block.name}")
+                    notes.add("a data block with a cell and without atoms is ignored", f"data_{block.name}")
                 continue
             for frame in frames:
                 index += 1
@@ -204,7 +204,7 @@ def _element(symbol: str, label: str, name: str) -> str:
         if found in ("D", "T") or atomic_numbers.get(found, 0) > 0:
             return found
         raise InputError(
-            f"site {name} is of type '{symbol:.20}', which is no element; correct _atom_site_type_symbol"
+            f"site {name} is of type '{symbol:.20}', which is not an element; correct _atom_site_type_symbol"
         )
     start = _LETTERS.match(label)
     letters_of_label = start[0] if start else "?"

@@ -184,7 +184,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) and key != _ARRAY for key in value):
         return {key: plain(item) for key, item in value.items()}
-    raise TypeError(f"{type(value).__name__} is no number, text or array")
+    raise TypeError(f"{type(value).__name__} is not a number, text or array")
 
 
 def encode(entries: Mapping[str, Any]) -> str:
@@ -205,7 +205,7 @@ def decode(text: Any, where: str) -> dict[str, Any]:
         shape, dtype, elements = found[_ARRAY]
         array = any_array(elements, "an array", where)
         if dtype != _TEXT and not _DTYPE.fullmatch(dtype):
-            raise ValueError(f"{shown(dtype)} is no type of numbers or text")
+            raise ValueError(f"{shown(dtype)} is not a type of numbers or text")
         if array.size and array.dtype.kind not in (_TEXT if dtype == _TEXT else "biuf"):
             raise ValueError(f"{array.dtype} where {dtype} is expected")
         return array.astype(dtype).reshape(shape)
@@ -233,11 +233,11 @@ def _code(dtype: np.dtype[Any]) -> str:
     if dtype.kind == _TEXT:
         return _TEXT
     if not _DTYPE.fullmatch(dtype.str):
-        raise TypeError(f"{dtype} is no type of numbers or text")
+        raise TypeError(f"{dtype} is not a type of numbers or text")
     return dtype.str
 
 
 def _known(name: Any) -> str:
     if not isinstance(name, str) or name not in CONSTRAINTS:
-        raise TypeError("it is none that numbers and text describe")
+        raise TypeError("numbers and text do not describe it")
     return name

@@ -151,7 +151,7 @@ def read_frames(file: Path) -> list[Atoms]:
 def _checked_frames(file: Path, notes: Notes) -> Iterator[Atoms | InputError]:
     reader = ase_format(file)
     if reader is None:
-        known = ", ".join(sorted(_FRAMES))
+        known = ", ".join(sorted({*_FRAMES, *(f"*{suffix}" for suffix in READERS)}))
         raise InputError(
             f"{file}: no safe reader for this kind of file; known are {known}. Convert it, for instance to "
             "extxyz with 'ase convert'"

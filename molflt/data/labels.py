@@ -36,7 +36,7 @@ _MOST_BYTES = 1 << 28
 def _known_target(value: str) -> str:
     if value not in TARGETS:
         targets = ", ".join(TARGETS)
-        raise ValueError(f"unknown target '{value}'; choose one of {targets}. What the data call it is data.label")
+        raise ValueError(f"unknown target '{value}'; choose one of {targets}. Its name in the data is data.label")
     return value
 
 
@@ -137,9 +137,9 @@ class LabelSpec(BaseModel):
         """Options that name these numbers if the label is missing; empty without any."""
         given = []
         for name in candidates:
-            if name in TARGETS:
+            if name in TARGETS and name != self.target:
                 given.append(f"data.target={name}" + (" data.label=null" if self.label else ""))
-            elif self.target == "energy" or "ads" in name.lower():
+            elif self.target in ("energy", name) or "ads" in name.lower():
                 given.append(f"data.label={name}")
             else:
                 given.append(f"data.target=energy data.label={name}")
@@ -234,7 +234,7 @@ def any_array(value: Any, what: str, where: str) -> np.ndarray:
     try:
         return np.asarray(value)
     except (ValueError, OverflowError) as error:
-        raise InputError(f"{where}: {what} is no array of numbers: {error}") from error
+        raise InputError(f"{where}: {what} is not an array of numbers: {error}") from error
 
 
 def _refuse_expansion(value: Any, what: str, where: str) -> None:

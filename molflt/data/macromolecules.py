@@ -97,7 +97,7 @@ def models_of(text: str, where: str, notes: Notes) -> list[Model]:
         elif record == "MTRIX1" and line[59:60] != "1" and line[10:40].split() != _FIRST_ROW:
             raise InputError(f"{here}: symmetry that is not of the crystal (MTRIX) is not applied; expand it")
         elif record not in _PASSED_OVER and len(_DECIMAL.findall(line)) >= _COORDINATES:
-            raise InputError(f"{here}: '{line.strip():.40}' is no record of a PDB file; correct or remove it")
+            raise InputError(f"{here}: '{line.strip():.40}' is not a record of a PDB file; correct or remove it")
     if opened or (models and model.lines):
         raise InputError(
             f"{where}: line {model.lines[0][0] if model.lines else opened}: the model that begins here has no end; "
@@ -124,14 +124,16 @@ def _check_atom(line: str, where: str) -> None:
     if not line.isprintable() or len(line) < 54:
         raise InputError(f"{where}: an atom needs fixed columns, coordinates in 31-54; write it so, without tabs")
     if _tail(line).strip() and not _ELEMENT.fullmatch(_tail(line)):
-        raise InputError(f"{where}: '{_tail(line)}' in columns 77-80 is no element with a charge; correct the line")
+        raise InputError(
+            f"{where}: '{_tail(line)}' in columns 77-80 is not an element with a charge; correct the line"
+        )
     for text in fields:
         try:
             good = math.isfinite(float(text)) and "_" not in text
         except ValueError:
             good = False
         if not good:
-            raise InputError(f"{where}: '{text.strip()}' in columns 31-54 is no coordinate; correct the line")
+            raise InputError(f"{where}: '{text.strip()}' in columns 31-54 is not a coordinate; correct the line")
 
 
 def _check_cell(line: str, where: str) -> None:
@@ -141,7 +143,7 @@ def _check_cell(line: str, where: str) -> None:
     except ValueError:
         values = [math.nan]
     if not all(0 < value < math.inf for value in values) or max(values[3:]) >= 180:
-        raise InputError(f"{where}: '{line[6:54].strip()}' are no lengths and angles of a cell; correct CRYST1")
+        raise InputError(f"{where}: '{line[6:54].strip()}' are not lengths and angles of a cell; correct CRYST1")
 
 
 def _frames_of(model: Model, where: str) -> list[Model]:
@@ -325,7 +327,7 @@ def _one_location(atoms: list[_Atom], record: str, notes: Notes) -> list[_Atom]:
             shares[one.chain, str(one.residue.seqid)][one.atom.altloc] += one.atom.occ
     chosen = {place: min(found, key=lambda letter: (-found[letter], letter)) for place, found in shares.items()}
     if any(len(found) > 1 for found in shares.values()):
-        notes.add("of alternate locations the one with the highest occupancy is taken, or the first of such", record)
+        notes.add("of alternate locations the one with the highest occupancy is taken, or the first of them", record)
     return [
         one
         for one in atoms

@@ -235,7 +235,7 @@ class Mol2:
                 place = Line(self.first_line + 2, [])
                 refuse(name, [place], f"announces {n:.20} {what}, and there are {len(rows)}")
         if not counts:
-            refuse(name, lines[:1], "the number of atoms does not stand two lines below")
+            refuse(name, lines[:1], "the number of atoms is not two lines below")
         text = "\n".join(self._typed(lines, atoms, name, notes))
         # Even if RDKit cannot interpret the bonds, positions and elements are right.
         mol = Chem.MolFromMol2Block(text, removeHs=False) or Chem.MolFromMol2Block(
@@ -270,7 +270,7 @@ class Mol2:
                 refuse(
                     name,
                     [row],
-                    f"'{kind:.20}' is no atom type of Sybyl or GAFF; give Sybyl's types (with Open Babel: obabel "
+                    f"'{kind:.20}' is not an atom type of Sybyl or GAFF; give Sybyl's types (with Open Babel: obabel "
                     "in.mol2 -O out.mol2) or an SDF",
                 )
             if element != kind.split(".")[0]:

@@ -327,5 +327,5 @@ def check_contacts(
     distance, half = np.sqrt(squares[worst]), least[worst]
     raise InputError(
         f"{names[0]} and {names[1]} are {distance:.3g} Å apart, and less than {half:.2f} Å, half the "
-        f"sum of their covalent radii, is no distance between two atoms; {remedy}"
+        f"sum of their covalent radii, is not a possible distance between two atoms; {remedy}"
     )

@@ -33,6 +33,7 @@ from molflt.data.runs import (
     read_calculations,
     suggest_pairs,
 )
+from molflt.data.tables import MOLECULE
 from molflt.data.text import bare_suffix
 from molflt.errors import InputError, InputWarning, in_line, noting, refuse
 from molflt.files import standard_input
@@ -169,9 +170,12 @@ def resolve_inputs(inputs: Sequence[str], options: ReadOptions = DEFAULT) -> Str
         try:
             check_text(text)
         except InputError as error:
-            raise InputError(
-                f"'{text}' is no file or folder, matches no files as a pattern, and is no molecule: {error}"
-            ) from error
+            if text.startswith(MOLECULE):
+                raise
+            if bare_suffix(Path(text)) in DATABASES or is_molecules(Path(text)):
+                raise InputError(f"{text}: no such file") from error
+            why = str(error).removeprefix(f"{text}: ")
+            raise InputError(f"'{text}' is not a file, a folder, a pattern of files or a molecule: {why}") from error
         return ListDataset([from_text(text, options)])
 
     return ConcatDataset([*found, *_all(inputs, opened, "the inputs")])
@@ -212,7 +216,7 @@ def structures_of(entry: Any, name: str, options: ReadOptions = DEFAULT) -> Stru
     if isinstance(entry, StructureDataset):
         return entry
     raise InputError(
-        f"{name}: {type(entry).__name__} is nothing that holds a structure; give ASE Atoms, an RDKit Mol, a SMILES, "
+        f"{name}: {type(entry).__name__} holds no structure; give ASE Atoms, an RDKit Mol, a SMILES, "
         "a path, or a torch_geometric Data with the fields of molflt.vocabulary"
     )
 

@@ -147,7 +147,7 @@ class _Poscar:
                     self._refuse(f"expected three flags, T or F, behind the position, found '{' '.join(rest):.40}'")
                 fixed[k], rest = [flag == "F" for flag in flags], rest[3:]
             elif len(rest) == 3 and {word.upper() for word in rest} <= {"T", "F"}:
-                self._notes.add("flags T and F without a line 'Selective dynamics' mean nothing to VASP: passed over")
+                self._notes.add("flags T and F without a line 'Selective dynamics' mean nothing to VASP: ignored")
             label = _WORD.fullmatch(rest[0]) if len(rest) == 1 else None
             if label and label[1] in atomic_numbers and label[1] != symbol:
                 self._refuse(f"an atom called {rest[0]}, where the header has {symbol}")

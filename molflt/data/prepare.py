@@ -116,7 +116,7 @@ def prepare(
         raise InputError(f"{folder}: is a file; choose another folder")
     with sole_writer(folder / UNFINISHED, wait=True):
         if not is_prepared(folder) and any(path.name[0] != "." for path in folder.iterdir()):
-            raise InputError(f"{folder}: exists already and is no prepared set; choose another folder")
+            raise InputError(f"{folder}: exists already and is not a prepared set; choose another folder")
         there = next((file for file in (folder / MANIFEST, folder / UNFINISHED) if file.is_file()), None)
         if there is not None and (overwrite or read_signed(there)["key"] != key):
             if not overwrite:
@@ -183,8 +183,8 @@ def _share(parts: Sequence[Part], folder: Path, options: ReadOptions, n_processe
             process.join()
         if any(process.exitcode for process in processes):
             raise ChildProcessError(
-                "a process that prepares data was killed, which is what systems do when memory runs out; repeat the "
-                "command: it goes on where it stopped"
+                "a process that prepares data was killed, probably because memory ran out; repeat the command to "
+                "resume"
             )
     finally:
         for process in processes:

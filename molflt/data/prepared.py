@@ -240,7 +240,7 @@ class PreparedSet:
     def __init__(self, folder: Path, options: ReadOptions = DEFAULT) -> None:
         self.folder, self._options = folder, options
         if not (folder / MANIFEST).is_file():
-            raise InputError(f"{folder}: its preparation is not finished; repeat the command, which goes on with it")
+            raise InputError(f"{folder}: its preparation is not finished; repeat the command to resume it")
         self.manifest = read_signed(folder / MANIFEST)
         self._refuse_other(self.manifest["options"])
         shards = self.manifest["shards"]

@@ -147,7 +147,7 @@ def from_mol(mol: Chem.Mol, name: str, options: ReadOptions = DEFAULT) -> Data:
         stored = mol.GetPropsAsDict(includePrivate=False, includeComputed=False)
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{name}: a property is no text in UTF-8 ({error.reason}); write the file in UTF-8"
+            f"{name}: a property is not text in UTF-8 ({error.reason}); write the file in UTF-8"
         ) from error
     except RuntimeError as error:
         # RDKit stores its own data among the properties, and finds text there.
@@ -283,7 +283,7 @@ def meant(message: str) -> str:
     lines = [_TIME.sub("", line).strip() for line in message.split("\n")]
     first = next((line for line in lines if line.strip("*-~^ ") and not _SAYS_NOTHING.match(line)), "")
     place = next((line for line in lines if "check for mistakes around" in line and line != first), "")
-    return "; ".join(filter(None, (first, place))).replace("SMILES Parse Error: ", "")
+    return "; ".join(filter(None, (first, place.rstrip(":")))).replace("SMILES Parse Error: ", "")
 
 
 def _said(log: object) -> str:
@@ -292,7 +292,7 @@ def _said(log: object) -> str:
         return meant(str(getattr(log, "messages", "") or ""))
     except UnicodeDecodeError:
         # RDKit quotes the offending line, even if its bytes are invalid text.
-        return "the file holds bytes that are no text"
+        return "the file holds bytes that are not text"
 
 
 _LOG = threading.RLock()

@@ -219,7 +219,7 @@ def _text(value: object, key: str, where: str) -> str:
         return str(value)
     # an integer of thousands of digits; text by NumPy that is not Unicode
     except (ValueError, SystemError) as error:
-        raise InputError(f"{where}: field '{key}' is no text: {error}") from error
+        raise InputError(f"{where}: field '{key}' is not text: {error}") from error
 
 
 def _numbers(record: Mapping[str, Any], key: str, where: str) -> np.ndarray:

@@ -177,7 +177,7 @@ def same_atoms(initial: np.ndarray, relaxed: np.ndarray, where: str) -> None:
     if np.array_equal(np.sort(initial), np.sort(relaxed)):
         raise InputError(f"{where}: initial and relaxed have their elements in another order; sort both files alike")
     raise InputError(
-        f"{where}: initial and relaxed are not of the same atoms ({len(initial)} and {len(relaxed)}); match them anew"
+        f"{where}: initial and relaxed differ in their atoms ({len(initial)} and {len(relaxed)}); match them again"
     )
 
 

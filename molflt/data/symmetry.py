@@ -66,7 +66,7 @@ class Symmetry:
         fitting = [(name, operations) for name, operations in arrays if _fits(operations, lattice)]
         if not fitting:
             lengths = cell_in_words(lattice)
-            raise InputError(f"the cell ({lengths}) has not the symmetry of {arrays[0][0]}; {_REMEDY}")
+            raise InputError(f"the cell ({lengths}) does not have the symmetry of {arrays[0][0]}; {_REMEDY}")
         return fitting
 
     def _listed(self) -> list[gemmi.Op]:
@@ -74,7 +74,7 @@ class Symmetry:
             try:
                 return list(gemmi.symops_from_hall(self.hall))
             except (RuntimeError, ValueError) as error:
-                raise InputError(f"'{self.hall:.40}' is no Hall symbol ({error}); {_REMEDY}") from error
+                raise InputError(f"'{self.hall:.40}' is not a Hall symbol ({error}); {_REMEDY}") from error
         if len(self.operations) > _MOST:
             raise InputError(f"{len(self.operations)} operations are more than any space group has, {_MOST}")
         found: dict[str, gemmi.Op] = {}
@@ -82,7 +82,7 @@ class Symmetry:
             try:
                 operation = gemmi.parse_triplet(text).wrap()
             except (RuntimeError, ValueError) as error:
-                raise InputError(f"'{text:.60}' is no operation of symmetry ({error}); correct it") from error
+                raise InputError(f"'{text:.60}' is not an operation of symmetry ({error}); correct it") from error
             found[operation.triplet()] = operation
         operations = list(found.values())
         group = gemmi.GroupOps(operations)
@@ -91,8 +91,8 @@ class Symmetry:
             group.add_missing_elements()
         if len(group) != len(operations):
             raise InputError(
-                f"the {len(found)} operations listed are no group: one after the other, two of them make one that "
-                "is missing; list all of them"
+                f"the {len(found)} operations listed are not a group: the product of two of them is missing; "
+                "list all of them"
             )
         return operations
 
@@ -125,7 +125,7 @@ class Symmetry:
         if self.name:
             named = _named(self.name)
             if named is None:
-                raise InputError(f"'{self.name:.40}' is no space group that is known; {_REMEDY}")
+                raise InputError(f"'{self.name:.40}' is not a known space group; {_REMEDY}")
             if self.number not in (0, named.number):
                 raise InputError(
                     f"space group '{self.name}' is number {named.number}, and number {self.number} is written beside "

@@ -74,7 +74,7 @@ def _list_rows(file: Path, text: str) -> Iterator[Row]:
     lines = [words for line in text.split("\n") if (words := line.split(maxsplit=1))]
     kept = [words for words in lines if not words[0].startswith("#")]
     if comments := len(lines) - len(kept):
-        remark(str(file), f"lines that begin with # are passed over: {comments:,}")
+        remark(str(file), f"lines that begin with # are ignored: {comments:,}")
     # A header; it is not a valid SMILES.
     for words in kept[1:] if kept and kept[0][0].lower() in _MOLECULES else kept:
         title = {"name": words[1].strip()} if len(words) > 1 else {}
@@ -94,7 +94,7 @@ def _table_rows(file: Path, text: str) -> Iterator[Row]:
         labels = {name: text for name, text in labels.items() if text and not name.startswith("_")}
         molecule = cells[key]
         if "\n" in molecule:
-            problem = f"the SMILES goes on over several lines from line {line} on; is a quotation mark not closed?"
+            problem = f"the SMILES from line {line} on spans several lines; is a quotation mark not closed?"
         yield Row(molecule, cells, labels, problem)
 
 
@@ -118,7 +118,7 @@ def read_table(
     lines, rows, short = text.split("\n"), [], list[str]()
     above = next((k for k, line in enumerate(lines) if not _is_comment(line, wanted)), 0)
     if comments := sum(1 for line in lines[:above] if line.strip()):
-        remark(str(file), f"lines that begin with # are passed over: {comments:,}")
+        remark(str(file), f"lines that begin with # are ignored: {comments:,}")
     text, begin = "\n".join(lines[above:]), above + 1
     separator = delimiter(text, wanted)
     reader = csv.reader(io.StringIO(text), strict=True, delimiter=separator)

@@ -176,7 +176,7 @@ def element(word: str) -> int:
     if symbol in _ISOTOPES:
         return atomic_numbers["H"]
     if symbol not in atomic_numbers or symbol == "X":
-        raise ValueError(f"'{word[:20]}' is no element; write its symbol or atomic number")
+        raise ValueError(f"'{word[:20]}' is not an element; write its symbol or atomic number")
     if letters != symbol and letters.upper() in _AMBIGUOUS:
         raise ValueError(
             f"'{word[:20]}' may be {symbol} or the label of an atom of {symbol[0]}; write {symbol} or {symbol[0]}"

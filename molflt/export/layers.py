@@ -220,5 +220,5 @@ class MatrixLayer(nn.Module):
         if self.has_far:
             messages = messages + self.from_afar(sent, pairs, waves, spectra)
         change = self.product(bounded(self.algebra(messages, values)))
-        matrices = matrices + change + 0.5 * self.algebra(change, change)
+        matrices = matrices + change + self.algebra.squared(change)
         return x + self.output(self.algebra.squares_of(matrices)), matrices.transpose(0, 1)

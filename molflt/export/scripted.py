@@ -23,7 +23,6 @@ from molflt.export.far_field import FarField
 from molflt.export.layers import Layer, MatrixLayer, Radial
 from molflt.model.encoder import EncoderLayer
 from molflt.model.energy import EnergyModel
-from molflt.model.repulsion import half_of_pairs
 from molflt.vocabulary import TAG_ADSORBATE
 
 
@@ -45,7 +44,7 @@ def refuse_what_cannot_be_exported(model: EnergyModel) -> None:
 class ScriptedEnergy(nn.Module):
     """The energy of one structure, atom by atom, by a model whose weights are shared."""
 
-    __constants__ = ("has_far", "repulsive")
+    __constants__ = ("has_far",)
 
     def __init__(self, model: EnergyModel) -> None:
         super().__init__()
@@ -69,9 +68,6 @@ class ScriptedEnergy(nn.Module):
         embedding, head, statistics = model.embedding, model.energy_head, model.standardiser
         self.element, self.tag, self.neighbour_element = embedding.element, embedding.tag, embedding.neighbour_element
         self.centrality, self.norm, self.mlp = embedding.centrality, model.encoder.norm, head.mlp
-        self.repulsive = model.repulsion is not None
-        if model.repulsion is not None:
-            self.radii = nn.Buffer(model.repulsion.radii)
         self.factor = nn.Buffer(head.factor.detach())
         self.mean = nn.Buffer(statistics.mean)
         self.std = nn.Buffer(statistics.std)
@@ -119,9 +115,6 @@ class ScriptedEnergy(nn.Module):
                     x, tensors, i, j, z, basis, fade, self_basis, weighted, powers, pairs, waves, spectra
                 )
         own = (self.mlp(self.norm(x)).squeeze(-1) * self.factor[tags]).to(torch.float64)
-        if self.repulsive:
-            halves = half_of_pairs(distances, z[i], z[j], self.radii).to(torch.float64)
-            own = own + torch.zeros_like(own).index_add(0, i, halves) / self.std
         adsorbate = tags == self.adsorbate_tag
         if self.contact and bool(adsorbate.any()):
             reached = torch.zeros_like(x[:, 0]).index_add(0, i, fade * adsorbate[j])

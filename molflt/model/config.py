@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
@@ -57,12 +57,16 @@ class ModelConfig(BaseModel):
         False,
         description="with charges: add the attraction -C6/r^6 beyond neighbours, with C6 of Grimme's D2",
     )
-    repulsion: bool = Field(
-        False, description="add the repulsion of nuclei nearer than the sum of their covalent radii, a known function"
-    )
     attention: AttentionConfig = Field(
         default_factory=attention_config, description="a mapping, or a preset: flt, local, softmax, ..."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("repulsion") is False:
+            given = {key: value for key, value in given.items() if key != "repulsion"}
+        return given
 
     @model_validator(mode="after")
     def _divisible(self) -> ModelConfig:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any, get_args
 
 import torch
@@ -175,8 +174,6 @@ class EnergyModel(nn.Module):
         self.energy_head = EnergyHead(config.dim, config.charges)
         self.charge_head = ChargeHead(config.dim, config.charges) if config.charges else None
         self.dispersion = Dispersion() if config.dispersion else None
-        # Few models have it.
-        self.repulsion = import_module("molflt.model.repulsion").Repulsion() if config.repulsion else None
         self.displacement_head = (
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )
@@ -218,8 +215,6 @@ class EnergyModel(nn.Module):
                 assert batch.charge is not None
                 charges = self.charge_head(x, geometry, statistics.std, batch.charge)
             shares = self.energy_head(x, batch.tags, charges)
-            if self.repulsion is not None:
-                shares = shares + self.repulsion(neighbourhood).to(torch.float64) / statistics.std
             if self.config.read_out == "contact":
                 shares = shares * contact(batch.tags, geometry, neighbourhood)
             atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares

@@ -258,9 +258,7 @@ def evaluate(
         structures, table, prediction = SubsetDataset(structures, kept), table.of(kept), prediction.of(kept)
     warnings = [*screening.doubts, *_another_unit(spec, table, prediction.energies, source)]
     if path is not None and path.exists() and fingerprint(path) == metadata.training_data.fingerprint:
-        warnings.append(
-            f"{source}: is what the model was trained on; its errors are those of training, not of prediction"
-        )
+        warnings.append(f"{source}: the model was trained on it; its errors are those of training, not of prediction")
     return Evaluation(name, source, structures, table, prediction, skipped, warnings)
 
 

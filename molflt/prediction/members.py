@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ def member_paths(path: ModelPath) -> list[Path]:
     if str(path).startswith(PRETRAINED_PREFIX):
         return [_pretrained_model(str(path).removeprefix(PRETRAINED_PREFIX))]
     path = Path(path)
+    if not path.exists() and str(path) in pretrained_models():
+        raise InputError(f"{path}: no such file; did you mean {PRETRAINED_PREFIX}{path}?")
     if not path.is_dir() or (path / BEST).exists():
         return [path / BEST if path.is_dir() else path]
     members = sorted(path.glob(f"{MEMBER}*"), key=lambda member: (len(member.name), member.name))
@@ -84,7 +87,7 @@ def load_members(
     given: list[Any] = [models] if one else list(models)  # type: ignore[arg-type]
     for entry in given:
         if not isinstance(entry, str | os.PathLike | LoadedModel):
-            raise InputError(f"{shown(entry)} is no path of a model; give a model file or a run directory")
+            raise InputError(f"{shown(entry)} is not a path of a model; give a model file or a run directory")
     members: list[LoadedModel] = []
     for entry in given:
         members += [entry] if isinstance(entry, LoadedModel) else _load(entry, frequencies)
@@ -97,7 +100,7 @@ def load_members(
         for what, expected in _shared(first).items():
             if (found := _shared(member)[what]) != expected:
                 raise InputError(
-                    f"{member.path}: its {what} is {found}, that of {first.path} {expected}; they make no ensemble"
+                    f"{member.path}: its {what} is {found}, that of {first.path} {expected}; they are not an ensemble"
                 )
     return members
 
@@ -118,15 +121,28 @@ def meaning_of_uncertainty(members: Sequence[LoadedModel]) -> str | None:
 
 
 def provenance(members: Sequence[LoadedModel]) -> dict[str, str]:
-    """State quantity, level of theory and error of a model, the last two from the card beside its file."""
+    """State quantity, level of theory and error of a model, the last two from the card beside its file, if any."""
     metadata, card = members[0].metadata, members[0].path.with_suffix(".md")
     found = {
         "quantity": f"{QUANTITIES[metadata.target]}, eV",
         "level of theory": f"that of {metadata.training_data.path}",
+        **_error_in_validation(members),
     }
     lines = card.read_text(encoding="utf-8").splitlines() if card.exists() else []
     stated = dict(line.split(": ", 1) for line in lines if line.startswith(("Level of theory: ", "Error: ")))
     return found | {key.lower(): text for key, text in stated.items()}
+
+
+def _error_in_validation(members: Sequence[LoadedModel]) -> dict[str, str]:
+    """Mean over the members of their errors on the first validation set; empty if they were not measured."""
+    measured = [member.metadata.validation for member in members]
+    split = next(iter(measured[0]), "").partition("/")[0]
+    errors = [
+        f"{fmean(one[key] for one in measured):.3g} {unit}"
+        for key, unit in ((f"{split}/energy_mae", "eV"), (f"{split}/force_mae", "eV/Å"))
+        if all(key in one for one in measured)
+    ]
+    return {"error": f"{' and '.join(errors)} (mean absolute) on the validation set '{split}'"} if errors else {}
 
 
 def calibrated(members: Sequence[LoadedModel], known: Uncertainty | None) -> list[LoadedModel]:

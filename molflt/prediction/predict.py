@@ -306,8 +306,8 @@ def why_no_forces(target: str) -> str | None:
     if target in DIFFERENTIABLE:
         return None
     return (
-        f"was trained on {target}, the energy of the relaxed structure, which is the same for every geometry on the "
-        "way to the minimum: its derivative is no force. Train on energies of the given geometry "
+        f"was trained on {target}, the energy of the relaxed structure, which is constant along a relaxation: its "
+        "derivative is not a force. Train on energies of the given geometry "
         f"(data.target={' or '.join(DIFFERENTIABLE)}) for forces and stress"
     )
 
@@ -318,7 +318,7 @@ def doubt_of_forces(metadata: ModelMetadata) -> str | None:
     if trained or (metadata.domain is not None and metadata.domain.knows_displaced):
         return None
     return (
-        "this model was trained without forces, and each of its training structures in one geometry only: its "
-        "forces are unreliable, and so are relaxations and dynamics with it. Train on forces (molflt train --task "
-        "forces) or on displaced geometries; or relax by another method and predict the energy of the result"
+        "this model was trained without forces, on one geometry of each molecule: its forces are unreliable, and so "
+        "are relaxations and dynamics. Train on forces (molflt train --task forces) or on displaced geometries; or "
+        "relax by another method and predict the energy of the result"
     )

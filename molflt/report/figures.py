@@ -183,7 +183,7 @@ def draw_learning(curves: Sequence[Curve], quantity: str, epoch: int | None, axe
     axes.set_yscale("log", subs=(2, 5))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set(xlabel="epoch", ylabel=quantity)
 
 

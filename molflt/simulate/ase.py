@@ -341,10 +341,11 @@ class DomainWarnings:
         """Warn of new reasons about a structure; ``where`` says which of several it is."""
         for rule, text in domain_violations(loaded, data):
             atoms = data.atomic_numbers.sort().values.tolist()
-            self.say(f"{where}{text}", f"{rule} {atoms}" if rule in GEOMETRIC else text, stacklevel=5)
+            what = f"{rule} {atoms}" if rule in GEOMETRIC else text
+            self.say(f"outside the model's domain: {where}{text}", what, stacklevel=5)
 
     def say(self, text: str, what: str, stacklevel: int = 3) -> None:
         """Warn unless there was a warning of ``what`` before."""
         if what not in self._said:
             self._said.add(what)
-            warnings.warn(f"outside the model's domain: {text}", stacklevel=stacklevel)
+            warnings.warn(text, stacklevel=stacklevel)

@@ -276,7 +276,7 @@ class PairLBFGS(LBFGS):
                     moved = shortened(structures, history, self.direction(structures, history))
                 self.atoms.set_positions((history.positions + moved)[0].numpy())
                 return
-            # LBFGS goes on from the lowest structure.
+            # LBFGS continues from the lowest structure.
             self.atoms.set_positions(history.positions[0].numpy())
             forces = None
         super().step(forces)

@@ -315,7 +315,7 @@ class TrainConfig(BaseModel):
         if self.loss.forces and self.data.target not in DIFFERENTIABLE:
             raise ValueError(
                 f"loss.force_weight needs a data.target that is the energy of the given geometry "
-                f"({' or '.join(DIFFERENTIABLE)}); {self.data.target} is the same all the way to the minimum"
+                f"({' or '.join(DIFFERENTIABLE)}); {self.data.target} is constant along a relaxation"
             )
         if self.loss.charge_weight and not self.model.partial_charges:
             raise ValueError("loss.charge_weight needs model.charges=1 model.partial_charges=true")

@@ -103,12 +103,14 @@ def take_over(
     names = [chemical_symbols[z] for z in found.elements if z not in initial.metadata.elements]
     n_tensors = len(taken) + len(other_size) + len(new)
     say(f"starts from {config.init.model}: {len(taken)} of {n_tensors} tensors taken over")
-    for what, parts in (("new", new), ("of another size, begins anew", other_size), ("not used", unused)):
+    for what, parts in (("new", new), ("of another size, reinitialised", other_size), ("not used", unused)):
         if parts:
             say(f"  {what}: {', '.join(_parts(parts))}")
     if names:
         say(f"  new elements, whose vectors are untrained: {', '.join(names)}")
-    fitted = "its reference energies are kept, with that shift" if kept else "energy head and statistics start anew"
+    fitted = (
+        "its reference energies are kept, with that shift" if kept else "energy head and statistics are reinitialised"
+    )
     say(f"  its energies, shifted, miss the labels by {after:.4g} eV; composition alone by {before:.4g} eV: {fitted}")
     if config.init.freeze:
         n = sum(p.numel() for p in model.parameters() if not p.requires_grad)

@@ -114,7 +114,7 @@ def explain_lost_process(n_processes: int) -> Iterator[None]:
     except RuntimeError as error:
         if n_processes > 1 and _LOST_PARTNER.search(str(error)):
             raise ConnectionError(
-                f"another of the run's {n_processes} processes ended, so this one cannot go on"
+                f"another of the run's {n_processes} processes ended, so this one cannot continue"
             ) from error
         raise
 
@@ -144,8 +144,7 @@ def explain_lost_loader() -> Iterator[None]:
         if not handing_over and not _LOST_LOADER.search(str(error)):
             raise
         raise ChildProcessError(
-            "a loader process was killed, which is what systems do when memory runs out; a smaller data.num_workers "
-            "needs less"
+            "a loader process was killed, probably because memory ran out; a smaller data.num_workers needs less"
         ) from error
 
 

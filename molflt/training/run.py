@@ -120,7 +120,7 @@ def train(
             clear_leftovers(run_dir)
         checkpoint, damaged = find_checkpoint(run_dir) if resume else (None, [])
         for path in damaged:
-            say(f"{path}: is damaged; going on from {checkpoint}, one epoch before")
+            say(f"{path}: is damaged; resuming from {checkpoint}, one epoch before")
         _quiet_lightning()
         lightning.seed_everything(config.seed, workers=True, verbose=False)
         trainer = _trainer(config, run_dir, callbacks)
@@ -140,7 +140,7 @@ def train(
         if config.loss.force_weight == "auto":
             weight = data.training_set.force_weight("auto", config.loss.squared)
             say(
-                f"loss.force_weight={weight:g}, for compositions and cells "
+                f"loss.force_weight={weight:g}, because compositions and cells "
                 f"{'are all the same' if data.training_set.alike else 'differ'}"
             )
         split, mad = next(iter(data.mad.items()))
@@ -177,7 +177,8 @@ def _model(
     found = data.training_set
     model_config = config.model.model_copy(deep=True)
     if model_config.auxiliary_head and not found.relaxed:
-        say("no relaxed positions in the training set: training without the displacement head")
+        if config.data.target == "y_relaxed":
+            say("no relaxed positions in the training set: training without the displacement head")
         model_config.auxiliary_head = False
     if model_config.read_out == "auto":
         adsorption = config.data.target == "y_relaxed" and found.domain.kinds == [ON_SURFACE]

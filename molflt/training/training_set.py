@@ -54,17 +54,17 @@ class TrainingSet:
     domain: Domain
 
     def notes(self) -> list[str]:
-        """A line where the compositions leave open what some elements contribute to an energy."""
+        """A line where the compositions do not determine the energies of some elements."""
         known = self.domain.occurrence
         if known is None or known.of_adsorbates or not (open_ones := known.span.open_elements()):
             return []
         return [
-            f"Note: training has no other compositions than {known.span} and combinations of these, which leave open "
-            f"what {' and '.join(open_ones)} contribute to an energy each: predictions of others get a warning"
+            f"Note: all compositions of training are combinations of {known.span}, so the energies of "
+            f"{' and '.join(open_ones)} are determined only together: other compositions get a warning"
         ]
 
     def force_weight(self, asked: Literal["auto"] | float, squared: bool = False) -> float:
-        """Weight of the force loss; ``auto`` asks if there are energies that forces leave open."""
+        """Weight of the force loss; ``auto`` asks if forces leave relative energies open."""
         if asked == "auto":
             return (100.0 if self.alike else 10.0) / (10.0 if squared else 1.0)
         return asked

@@ -114,7 +114,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         )
     content = _parsed(text, str(path))
     if not isinstance(content, dict):
-        raise InputError(f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one")
+        raise InputError(f"{path}: must be a mapping of keys to values ('molflt config tiny'); give data by --train")
     return _expanded(content)
 
 

@@ -2,7 +2,7 @@
 
 All rows have the same trainer, divisions, budget and seeds; the peers are given the processor time that molflt's
 default took on the same data and the same kind of processor. A finished run is not repeated, and an interrupted one
-goes on from its last epoch. Start the same command once for each core: no two processes take the same run.
+resumes after its last epoch. Start the same command once for each core: no two processes take the same run.
 
     python -m scripts.benchmarks.accuracy --out runs/accuracy           # the main sets: 33 hours of one core
     python -m scripts.benchmarks.accuracy --out runs/accuracy --data qm7 --rows flt softmax SchNet --seeds 0

@@ -9,7 +9,7 @@ moving average after the last step.
     python -m scripts.benchmarks.acetylacetone --out runs/acetylacetone --rows recipe --test hottest --epochs 160
     python -m scripts.tools.tables                                                     # the table of the page
 
-A finished run is not repeated, and an interrupted one goes on from its last epoch. Writes a row for each run into
+A finished run is not repeated, and an interrupted one resumes after its last epoch. Writes a row for each run into
 docs/results/acetylacetone.csv.
 """
 

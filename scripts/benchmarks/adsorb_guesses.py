@@ -43,7 +43,7 @@ from scripts.benchmarks.accuracy_data import shared
 KEPT = results.DOCS / "results" / "adsorb_guesses.csv"
 PREDICTIONS = {
     "from_initial": "DFT's initial geometry",
-    "answer": "**`molflt adsorb`**: a twentieth lower, inside the domain",
+    "answer": "**`molflt adsorb`**: 5th percentile inside the domain",
     "inside": "lowest inside the domain",
     "lowest": "lowest of all guesses",
     "first_50": "lowest of the first 50",

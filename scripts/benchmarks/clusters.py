@@ -51,6 +51,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "sampled, scales frozen": {"spectrum": "sampled"},
     "both, muon": {"spectrum": "both"},
     "both, vectors": {"spectrum": "both", "vector_channels": 8},
+    "both, matrices, muon": {"mechanism": "matrices", "spectrum": "both"},
     "no far field": {"mechanism": "local"},
 }
 PUBLISHED = {"fast attention": 8.4e-4, "local": 6.0e-3}

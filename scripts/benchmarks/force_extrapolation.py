@@ -1,8 +1,8 @@
 """Forces outside the training set: molflt, TensorNet, and what lies between them, one change at a time.
 
 Each run has the same time of one processor and the same 450 geometries of ``xtb_molecules`` at 300 K. It is judged at
-300, 600 and 1,200 K and along a torsion, by the moving average of the weights after the last step. The rate falls to
-zero as the time runs out.
+300, 600 and 1,200 K, along a torsion and where bonds are pressed or stretched, by the moving average of the weights
+after the last step. The rate falls to zero as the time runs out.
 
     python -m scripts.benchmarks.force_extrapolation --data runs/xtb/acetylacetone --job tensornet --seconds 390
 
@@ -29,7 +29,7 @@ from molflt.training.optimisation import make_optimiser
 from scripts import results
 
 BEGUN = time.monotonic()
-TESTS = ("train", "val", "test_300K", "test_600K", "test_1200K", "scan")
+TESTS = ("train", "val", "test_300K", "test_600K", "test_1200K", "scan", "bonds")
 
 
 class Set:
@@ -315,7 +315,6 @@ JOBS: dict[str, dict[str, Any]] = {
     "matrices, even": molflt(net={**MATRICES, "n_rbf": 11, "spacing": "even"}),
     "matrices, decay 0.1": molflt(net=MATRICES, decay=0.1),
     "matrices, near only": molflt(net={**MATRICES, "near_only": True}),
-    "matrices, repulsion": molflt(net={**MATRICES, "repulsion": True}),
 }
 """What is trained, and how."""
 

@@ -14,9 +14,9 @@ model without a far field is blind to nearly all of it.
     python -m scripts.benchmarks.pilots ions --out runs/ions
     python -m scripts.tools.tables                                          # the tables of the page
 
-A finished run is not repeated, and an interrupted one goes on from its last epoch; other settings want another --out.
-Writes the mean absolute error for each test set, eV, into docs/results/PILOT.csv, with the mean absolute deviation of
-its labels, and draws docs/figures/PILOT.png.
+A finished run is not repeated, and an interrupted one resumes after its last epoch; give other settings another
+--out. Writes the mean absolute error for each test set, eV, into docs/results/PILOT.csv, with the mean absolute
+deviation of its labels, and draws docs/figures/PILOT.png.
 """
 
 from __future__ import annotations

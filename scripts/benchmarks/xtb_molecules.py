@@ -3,6 +3,7 @@
 Langevin dynamics by GFN2-xTB (Bannwarth, Ehlert and Grimme 2019, doi:10.1021/acs.jctc.8b01176) in steps of 1 fs, a
 geometry every 20 fs: 500 at 300 K (the last 50 to validate on), and others from runs of their own, 200 each at 300,
 600 and 1,200 K. ``scan.xyz`` turns a bond, all else being rigid, in steps of 10° as far as 2 eV above the lowest.
+``bonds.xyz`` presses and stretches every bond of a hydrogen to 0.75 to 1.4 of its length.
 
     python -m venv .venv-xtb && .venv-xtb/bin/pip install tblite ase rdkit
     .venv-xtb/bin/python -m scripts.benchmarks.xtb_molecules --out runs/xtb --molecules acetylacetone
@@ -40,6 +41,8 @@ EVERY, SETTLE, FRICTION = 20, 2000, 0.01
 """Steps between geometries, steps before the first, and 1/fs."""
 SCAN_STEP, SCAN_HIGHEST = 10, 2.0
 """Degrees, and eV above the lowest energy."""
+BOND_SCALES = (0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1, 1.2, 1.3, 1.4)
+"""Lengths of bonds over those of the lowest geometry."""
 
 
 def calculator() -> object:
@@ -105,6 +108,19 @@ def scan(start: Atoms, dihedral: tuple[int, ...], bonds: np.ndarray) -> list[Ato
     return [frame for frame in found if frame.get_potential_energy() < lowest + SCAN_HIGHEST]
 
 
+def pressed(start: Atoms, bonds: np.ndarray) -> list[Atoms]:
+    """Move each hydrogen along its bond."""
+    found = []
+    for h in np.flatnonzero(start.numbers == 1):
+        (partner,) = np.flatnonzero(bonds[h])[:1]
+        for scale in BOND_SCALES:
+            atoms = start.copy()
+            atoms.calc = calculator()
+            atoms.positions[h] = start.positions[partner] + scale * (start.positions[h] - start.positions[partner])
+            found.append(labelled(atoms))
+    return found
+
+
 def bonded(atoms: Atoms) -> np.ndarray:
     """(n, n), which atoms are nearer than 1.25 times the sum of their covalent radii."""
     from ase.data import covalent_radii
@@ -143,6 +159,8 @@ def main() -> None:
                 write(path, run(start, temperature, n, zlib.crc32(f"{name} {part}".encode())))
         if not (folder / "scan.xyz").exists():
             write(folder / "scan.xyz", scan(start, dihedral, bonded(start)))
+        if not (folder / "bonds.xyz").exists():
+            write(folder / "bonds.xyz", pressed(start, bonded(start)))
 
 
 if __name__ == "__main__":

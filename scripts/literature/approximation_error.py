@@ -2,7 +2,7 @@
 
 The paper takes vision transformers trained on ImageNet. Here a small one is trained with softmax attention on
 scikit-learn's digits, enlarged to 14×14, 24×24 and 28×28 pixels: with a token for every pixel these are the paper's
-lengths 196, 576 and 784. It learns on the smallest images and goes on from there on the larger ones, its positions
+lengths 196, 576 and 784. It learns on the smallest images and continues from there on the larger ones, its positions
 interpolated. On the queries, keys and values of held-out images all mechanisms are then compared with softmax; the
 error is averaged over layers, heads and images. RA takes one sample, and "mean value" is the error of giving every
 query the same average, which attention must beat.

@@ -115,7 +115,7 @@ def test_energies_that_mean_little_are_warned_of(untrained, molflt, tmp_path):
     water = guesses(surface("Cu"), molecule("O", 0), 1, "O", 0)[0].structure
     fit.add(fit.look(0, water))
     save_model(untrained, loaded.model, loaded.metadata.model_copy(update={"domain": fit.domain()}))
-    with pytest.warns(InputWarning, match=r"and ± does not apply\n  Cu: 4 of 4 placements are outside"):
+    with pytest.warns(InputWarning, match=r"± does not apply\n  Cu: 4 of 4 placements are outside"):
         adsorb("OC", "Cu", untrained, n_guesses=4)
     page = tmp_path / "a.html"
     result = molflt("-q", "adsorb", "OC", "--on", "Cu,Pt", "--model", untrained, "--guesses", 4, "-o", page)
@@ -156,8 +156,8 @@ def test_the_spread_of_an_ensemble(make_untrained):
         ("[C]=O", "Pt", r"carbon monoxide is \[C-\]#\[O\+\]"),
         ("CO", "Pt", r"'CO' is methanol \(CH4O\) as a SMILES, and reads as carbon monoxide as a formula"),
         ("CO.O", "Pt", "is several molecules"),
-        ("SC", "Pt", "was not trained on S; its energies of them would mean nothing"),
-        ("OC", "Pt,W", "'W' is no metal with a known surface"),
+        ("SC", "Pt", "was not trained on S; its energies of them are meaningless"),
+        ("OC", "Pt,W", "'W' is not a metal with a known surface"),
         ("OC", (), "no metal: choose among"),
         ("C" * 14, "Cu", "does not fit into the cell of Cu"),
     ],
@@ -189,7 +189,7 @@ def test_command(molflt, untrained, tmp_path):
         assert "Fe(110)" in result.out
         assert "ethanol (C2H6O, CCO) on Pt, Fe" in result.out
         assert "± combines nothing known of the model with 0.08 eV for the choice of the placement" in result.err
-        assert result.err.count("\n") == 4
+        assert result.err.count("\n") == 5
     with (tmp_path / "a.csv").open(encoding="utf-8") as handle:
         table = list(csv.DictReader(handle))
     structures = read(tmp_path / "a.extxyz", index=":")

@@ -60,9 +60,12 @@ def test_configurations_are_read_without_torch():
         ({"sigma_min": 5.0, "sigma_max": 5.0}, "must be smaller than sigma_max"),
         ({"far_rank": "m", "kernel": "posrf-orff"}, "unknown kernel 'posrf-orff'; among those there are: posrf-orf"),
         # Keys of another mechanism, named with those that have them.
-        ({"dense_cutoff": 8}, "dense_cutoff is no key of mechanism=fourier, but of softmax"),
-        ({"mechanism": "softmax", "moment_channels": 8}, "moment_channels is no key of mechanism=softmax, but of fo"),
-        ({"mechanism": "local", "sigma_max": 8}, "sigma_max is no key of mechanism=local"),
+        ({"dense_cutoff": 8}, "dense_cutoff is not a key of mechanism=fourier, but of softmax"),
+        (
+            {"mechanism": "softmax", "moment_channels": 8},
+            "moment_channels is not a key of mechanism=softmax, but of fo",
+        ),
+        ({"mechanism": "local", "sigma_max": 8}, "sigma_max is not a key of mechanism=local"),
         ({"no_such_key": 1}, "Extra inputs are not permitted"),
     ],
     ids=str,

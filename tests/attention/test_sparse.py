@@ -35,6 +35,7 @@ def test_products_are_those_of_dense_matrices(n_entries):
     where = pattern(n_entries)
     w, x, a = random(HEADS, n_entries), random(HEADS, COLUMNS, CHANNELS), random(HEADS, ROWS, CHANNELS, seed=2)
     torch.testing.assert_close(weighted_sum(where, w, x), dense(where, w.detach()) @ x)
+    torch.testing.assert_close(weighted_sum(where, w, x[0]), dense(where, w.detach()) @ x[0])
     expected = (a @ x.transpose(1, 2))[:, where.rows.long(), where.columns.long()]
     torch.testing.assert_close(scalar_products(where, a, x), expected)
 
@@ -72,6 +73,7 @@ def test_first_and_second_derivatives():
     entries, rows = random(30, CHANNELS), random(ROWS, CHANNELS)
     for function, arguments in (
         (lambda w, x: weighted_sum(where, w, x), (w, x)),
+        (lambda w, x: weighted_sum(where, w, x), (w, random(COLUMNS, CHANNELS))),
         (lambda a, x: scalar_products(where, a, x), (a, x)),
         (lambda e: sum_of_entries(where, e) ** 2, (entries,)),
         (lambda r: to_entries(where, r) ** 2, (rows,)),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import ase.io
 import pytest
+import typer
 from ase.build import molecule
 from typer.testing import CliRunner
 
@@ -36,6 +37,17 @@ def test_help_has_an_example(command):
     assert result.exit_code == 0
     assert f"Example: molflt {command} " in result.output
     assert max(len(line) for line in result.output.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_every_sentence(command):
+    """And every default: rich takes text in brackets for markup, and drops it."""
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "600"})
+    shown = " ".join(result.output.split())
+    for parameter in typer.main.get_command(app).get_command(None, command).params:
+        assert " ".join(parameter.help.split()) in shown, parameter.name
+        if isinstance(parameter.show_default, str):
+            assert f"[default: ({parameter.show_default})]" in shown, parameter.name
 
 
 def test_help_lists_every_command(molflt):
@@ -149,7 +161,7 @@ def piped(monkeypatch):
 def test_quiet_prints_results_and_errors_only(molflt, model_path, tmp_path):
     loud = molflt("predict", model_path, "O", "-o", tmp_path / "a.csv")
     quiet = molflt("--quiet", "predict", model_path, "O", "-o", tmp_path / "b.csv")
-    assert (loud.out, "1 energies" in loud.err) == ("", True)
+    assert (loud.out, "1 energy (" in loud.err) == ("", True)
     assert (quiet.status, quiet.out, quiet.err) == (0, "", "")
     assert (tmp_path / "a.csv").read_text(encoding="utf-8") == (tmp_path / "b.csv").read_text(encoding="utf-8")
     assert "O (H2O, water)\n" in molflt("-q", "predict", model_path, "O").out
@@ -173,7 +185,7 @@ def test_flags_take_no_value_and_may_stand_after_the_command(molflt, model_path,
     quiet = molflt("predict", model_path, "O", "-o", tmp_path / "a.csv", "--quiet")
     assert (quiet.status, quiet.out) == (0, "")
     # What follows -- is no option.
-    assert "'-q' is no file or folder" in molflt("predict", model_path, "--", "-q").err
+    assert "'-q' is not a file" in molflt("predict", model_path, "--", "-q").err
 
 
 def test_verbose_shows_where_an_error_arose(molflt, model_path):

@@ -10,6 +10,8 @@ from pathlib import Path
 import ase.io
 import numpy as np
 import pytest
+from ase.build import molecule
+from ase.calculators.singlepoint import SinglePointCalculator
 
 from molflt.cli.terminal import Verbosity
 from molflt.data.ase import to_atoms
@@ -112,6 +114,9 @@ def test_info_on_a_model(molflt, tiny_run, loaded):
         assert f"size: {loaded.model.n_parameters():,} parameters" in result.out
         assert "quantity: adsorption energy of the relaxed structure, eV" in result.out
         assert len(result.out.splitlines()) <= 10
+        split, _ = next(iter(loaded.metadata.validation)).split("/")
+        error = loaded.metadata.validation[f"{split}/energy_mae"]
+        assert f"error: {error:.3g} eV (mean absolute) on the validation set '{split}'" in result.out
         assert "target: y_relaxed" in molflt("info", path, "-v").out
         Verbosity.set(quiet=False, verbose=False)
         content = json.loads(molflt("info", path, "--json").out)
@@ -145,6 +150,16 @@ def test_info_on_data(molflt, tiny_data):
     )
     assert content["periodic"] == {"TTF": 7, "FFF": 3}
     assert content["with_relaxed_positions"] == 10
+    assert "forces" not in content["labels"]
+
+
+def test_info_on_forces(molflt, tmp_path):
+    forces = np.array([[0.0, 3.0, 0.0], [0.0, -3.0, 4.0]])
+    frame = molecule("N2")
+    frame.calc = SinglePointCalculator(frame, energy=-1.0, forces=forces)
+    ase.io.write(tmp_path / "two.extxyz", [frame, molecule("N2")])
+    found = json.loads(molflt("info", tmp_path / "two.extxyz", "--json").out)["labels"]["forces"]
+    assert found == {"n": 1, "root_mean_square_eV/Å": pytest.approx(np.sqrt((forces**2).mean())), "max_eV/Å": 4.0}
 
 
 def test_two_files_are_a_pair_where_that_is_asked_for(molflt, model_path, val_set, tmp_path):

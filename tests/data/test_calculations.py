@@ -395,7 +395,7 @@ def test_relaxations_that_cannot_be(tmp_path):
     relaxed, order = _relaxed(atoms), [*np.roll(range(8), 3), 8, 9]
     for end, message in (
         (relaxed[::-1], "elements in another order"),
-        (relaxed[:-1], r"not of the same atoms \(10 and 9\)"),
+        (relaxed[:-1], r"differ in their atoms \(10 and 9\)"),
         (relaxed[order], "are in another order"),
         (fcc111("Pt", (2, 2, 2), vacuum=9.0, periodic=True) + Atoms("CO"), "cells .* differ by 4.00 Å"),
     ):

@@ -268,7 +268,7 @@ def test_a_cube_is_a_molecule_in_bohr_or_in_angstrom(read, refused, frames, tmp_
         charge, lengths = (rest[:1], rest[1:]) if k > 5 else ([], rest)
         sign = "-" if 2 < k < 6 else ""
         lines[k] = " ".join([sign + first, *charge, *(f"{float(x) * Bohr:.6f}" for x in lengths)])
-    with pytest.warns(InputWarning, match="says nothing of periodicity: read as an isolated molecule"):
+    with pytest.warns(InputWarning, match="does not record periodicity: read as an isolated molecule"):
         (data,) = read("m.cube", "\n".join(lines))
     np.testing.assert_allclose(data.positions, mol.positions, atol=1e-5)
     assert not data.pbc.any()
@@ -297,7 +297,7 @@ def test_inputs_of_pw(old, new, message, files, refused):
 
 def test_passed_over_in_inputs_of_pw(files, frames):
     text, expected = files["c.pwi"]
-    with pytest.warns(InputWarning, match="tot_magnetization=3 is passed over"):
+    with pytest.warns(InputWarning, match="tot_magnetization=3 is ignored"):
         found = frames("c.pwi", text.replace("ibrav", 'outdir = "./a/b"\n tot_magnetization = 3\n ibrav', 1))
     assert _same(found, expected)
 

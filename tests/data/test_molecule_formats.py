@@ -132,11 +132,11 @@ def test_atom_types_of_mol2(read, refused):
         with pytest.warns(InputWarning), rdBase.BlockLogs():
             assert read("a.mol2", lines, allow_charged=True)[0].atomic_numbers.tolist() == [number]
     for old, new, message in (
-        ("O.3", "OW", r"line 8: 'OW' is no atom type of Sybyl or GAFF; give Sybyl's types .*obabel"),
-        ("O.3", "LP", r"line 8: 'LP' is no atom type"),
+        ("O.3", "OW", r"line 8: 'OW' is not an atom type of Sybyl or GAFF; give Sybyl's types .*obabel"),
+        ("O.3", "LP", r"line 8: 'LP' is not an atom type"),
         ("3 2 1 0 0", "2 2 1 0 0", "line 3: announces 2 atoms, and there are 3"),
         ("3 2 1 0 0", "3 1 1 0 0", "line 3: announces 1 bonds, and there are 2"),
-        ("3 2 1 0 0", "", "line 1: the number of atoms does not stand two lines below"),
+        ("3 2 1 0 0", "", "line 1: the number of atoms is not two lines below"),
         ("BOND", "ATOM", "line 11: a second section ATOM"),
         ("HOH 0\n", "HOH -1\n", r"partial charges add up to -1\.00 e, and its bonds and atom types to \+0 e"),
     ):

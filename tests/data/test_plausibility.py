@@ -174,6 +174,7 @@ def _screened(path, labels):
     [
         ({"energy": -1.0}, {"target": "y_relaxed"}, "data.target=energy"),
         ({"y_init": -1.0}, {"target": "y_relaxed", "label": "E"}, "data.target=y_init data.label=null"),
+        ({"y_init": -1.0}, {"target": "y_init", "label": "E"}, "data.label=y_init"),
         ({"U0": -1.0, "comment": "x", "sid": 3}, {"target": "y_relaxed"}, "data.target=energy data.label=U0"),
         ({"U0": -1.0, "Q": 2.0}, {}, "data.label=Q or data.label=U0"),
         ({"E_ads": -1.0}, {"target": "y_relaxed"}, "data.label=E_ads"),
@@ -183,7 +184,7 @@ def test_a_wrong_name_leads_to_the_right_one(info, spec, remedy, tmp_path):
     path = _file(tmp_path / "a.extxyz", **info)
     with pytest.raises(InputError) as error:
         _screened(path, LabelSpec(**spec))
-    assert f"Name what is there: {remedy} (evaluate: --label" in str(error.value)
+    assert f"Give {remedy} (evaluate: --label" in str(error.value)
     # What it says works.
     given = dict(word.removeprefix("data.").split("=") for word in remedy.split(" or ")[0].split())
     assert len(_screened(path, LabelSpec(**spec | {k: None if v == "null" else v for k, v in given.items()}))) == 3

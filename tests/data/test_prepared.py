@@ -130,7 +130,7 @@ def test_a_missing_label_is_explained(lmdb: Path, tmp_path: Path) -> None:
     prepare([str(lmdb)], tmp_path / "set")
     spec = LabelSpec(target="energy")
     found = open_dataset(tmp_path / "set", ReadOptions(labels=spec, on_bad="skip"))
-    with pytest.raises(InputError, match=r"To learn what is there: data\.target=y_init or data\.target=y_relaxed"):
+    with pytest.raises(InputError, match=r"To learn a stored label: data\.target=y_init or data\.target=y_relaxed"):
         Screening(found, spec, "x", on_bad="skip").each()
 
 
@@ -235,7 +235,7 @@ def test_other_data_and_another_reading_are_noticed(lmdb: Path, tmp_path: Path, 
     assert len(prepare([str(lmdb)], tmp_path / "set", overwrite=True)) == 3
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine").touch()
-    with pytest.raises(InputError, match="exists already and is no prepared set"):
+    with pytest.raises(InputError, match="exists already and is not a prepared set"):
         prepare([str(lmdb)], tmp_path / "other", overwrite=True)
 
 

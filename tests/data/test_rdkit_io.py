@@ -125,7 +125,7 @@ def test_bad_sdf(refused, capfd):
         (_sdf(ethanol).replace("  9  8  0", "  9 88  0"), r"a\.sdf#0: line 22: 9 atoms and 88 bonds are announced"),
         ("", "no molecules"),
         (_sdf(flat), "flat drawing"),
-        (latin, r"a\.sdf#0: a property is no text in UTF-8"),
+        (latin, r"a\.sdf#0: a property is not text in UTF-8"),
     ):
         refused("a.sdf", content, message)
     assert capfd.readouterr().err == ""
@@ -169,7 +169,7 @@ def test_a_file_that_is_not_there(read, tmp_path):
     ("text", "message"),
     [
         ('smiles,x\nCO,1\n"CCO,1\nCC,2\n', "from line 3 on"),
-        ('smiles,x\n"CCO,1\nCC",2\nC,1\n', "#0: the SMILES goes on over several lines from line 2 on"),
+        ('smiles,x\n"CCO,1\nCC",2\nC,1\n', "#0: the SMILES from line 2 on spans several lines"),
         ("smiles,energy\nC,1\nCO,1,5\n", "#1: line 3 has more cells than the 2 columns"),
         # Rows that a quotation mark swallows: between cells of one column, and of two.
         ('smiles,x,y\nC,"a,1\nCC,b,2\nCCC,c",3\n', "#0: the cell 'x' holds lines 2 to 4"),
@@ -193,7 +193,7 @@ def test_every_line_of_a_table_is_a_row_or_part_of_one(read):
     """Whatever ends the lines; blank ones, text of several lines and columns that differ by more than case."""
     rows = ["# by hand", "", "smiles,e,E,note", "C,1,2,", "  ", 'CC,3,4,"of two, or', 'three lines"', "\ufeffO,5,6,x"]
     for end in ("\n", "\r\n", "\r"):
-        with pytest.warns(InputWarning, match="begin with # are passed over: 1$"):
+        with pytest.warns(InputWarning, match="begin with # are ignored: 1$"):
             found = read("a.csv", f"\ufeff{end.join(rows)}", conformers=1, labels=LabelSpec(label="E"))
         assert [float(data.energy) for data in found] == [2, 4, 6]
         assert found[1].info["note"] == "of two, or\nthree lines"
@@ -201,7 +201,7 @@ def test_every_line_of_a_table_is_a_row_or_part_of_one(read):
 
 @pytest.mark.parametrize("header", ["", "smiles name\n", "SMILES\tID\n", "# of mine\nsmiles\n"])
 def test_a_list_with_a_header_and_comments(header, read):
-    with pytest.warns(InputWarning, match=f"begin with # are passed over: {1 + header.count('#')}$"):
+    with pytest.warns(InputWarning, match=f"begin with # are ignored: {1 + header.count('#')}$"):
         assert read("a.smi", f"{header}C methane\x85gas\n# CC\nO\n").n_atoms.tolist() == [5, 3]
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import subprocess
 import warnings
 
@@ -119,8 +120,13 @@ def test_inputs_of_all_kinds(folder, monkeypatch):
 
 
 def test_an_input_that_is_nothing_says_what_was_tried():
-    for text in ("nope.xyz", "none/*.lmdb", "hello world", ""):
-        with pytest.raises(InputError, match=r"no file or folder, matches no files .* no molecule"):
+    for text in ("nope.xyz", "none/*.lmdb"):
+        with pytest.raises(InputError, match=rf"^{re.escape(text)}: no such file$"):
+            resolve_inputs(["CCO", text])
+    for text in ("hello world", ""):
+        with pytest.raises(
+            InputError, match=rf"^'{text}' is not a file, a folder, a pattern of files or a molecule: "
+        ):
             resolve_inputs(["CCO", text])
     with pytest.raises(InputError, match="no inputs"):
         resolve_inputs([])

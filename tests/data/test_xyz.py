@@ -169,7 +169,7 @@ def test_symbols():
     (heavy,) = frames(WATER.replace("H ", "D "))
     assert heavy.numbers.tolist() == [8, 1, 1]
     mixed = WATER.replace("O 0", "8 0").replace("\nH 0", "\n1 0").replace("H -", "OW -")
-    with pytest.raises(InputError, match=r"^a\.xyz#1, line 10: 'OW' is no element"):
+    with pytest.raises(InputError, match=r"^a\.xyz#1, line 10: 'OW' is not an element"):
         frames(WATER + mixed)
 
 
@@ -339,5 +339,5 @@ def test_standard_input(start, end, monkeypatch):
     with pytest.warns(InputWarning, match=r"^standard input: columns .* \(standard input #1\)$"):
         piped(WATER + WATER.replace("0.93 0", "0.93 0 1"))
     line = 7 + 2 * (start == "\n \n")
-    with pytest.raises(InputError, match=rf"^standard input #1, line {line + 2}: 'Q' is no element"):
+    with pytest.raises(InputError, match=rf"^standard input #1, line {line + 2}: 'Q' is not an element"):
         piped(WATER + "\n" + WATER.replace("O ", "Q "))

@@ -59,7 +59,7 @@ KINDS = {
     "waves, gates": {"attention": {"spectrum": "both", "far_rank": 1, "moment_channels": 4, "isolated_atoms": 9.0}},
     "rank m": {"attention": {"far_rank": "m", "n_features": 8}, "n_recycles": 2, "read_out": "contact"},
     "local": {"attention": "local", "auxiliary_head": False, "pair_types": False},
-    "matrices": {"attention": {"mechanism": "matrices", "channels": 8}, "spacing": "exponential", "repulsion": True},
+    "matrices": {"attention": {"mechanism": "matrices", "channels": 8}, "spacing": "exponential"},
     "vectors": {"attention": {"spectrum": "both", "vector_channels": 8, "moment_channels": 4}, "n_recycles": 2},
 }
 

@@ -147,3 +147,9 @@ def test_vectors_must_fit_the_heads():
         ValidationError, match=r"attention.vector_channels \(12\) must be a multiple of n_heads \(8\)"
     ):
         ModelConfig.model_validate({"dim": 128, "n_heads": 8, "attention": {"vector_channels": 12}})
+
+
+def test_a_file_of_a_retired_option_that_was_off_is_read():
+    assert ModelConfig.model_validate({"repulsion": False}) == ModelConfig()
+    with pytest.raises(ValidationError, match="repulsion"):
+        ModelConfig.model_validate({"repulsion": True})

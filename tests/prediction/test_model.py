@@ -66,12 +66,12 @@ def test_one_thing_needs_no_list(model, tmp_path):
 
 BAD = [
     ("C(C", "not a valid SMILES"),
-    ("missing.cif", "no file or folder"),
-    (3.5, "float is nothing that holds a structure"),
+    ("missing.cif", "missing.cif: no such file"),
+    (3.5, "float holds no structure"),
     (Atoms("H2", positions=np.zeros((2, 3))), "Å apart"),
     (Atoms(), "no atoms"),
     (Chem.MolFromSmiles("C(C)(C)(C)(C)C", sanitize=False), "RDKit"),
-    (None, "NoneType is nothing"),
+    (None, "NoneType holds no structure"),
     (Atoms("CH3", molecule("CH3").positions), "odd number of electrons"),
     ("C[NH3+]", "net charge of +1"),
 ]
@@ -127,7 +127,7 @@ def test_double_precision(tiny_run, val_set):
 
 @pytest.mark.parametrize("path", [None, 5, b"x", [None], [Path("a"), 1.5]], ids=repr)
 def test_no_path(path):
-    with pytest.raises(InputError, match="is no path of a model"):
+    with pytest.raises(InputError, match="is not a path of a model"):
         molflt.load(path)
 
 

@@ -201,7 +201,7 @@ def test_only_energies_of_the_given_geometry_have_forces(random_model):
     atoms.calc = calc
     assert np.isfinite(atoms.get_potential_energy())
     for ask in (atoms.get_forces, atoms.get_stress):
-        with pytest.raises(PropertyNotImplementedError, match=r"no force.*data.target=y_init"):
+        with pytest.raises(PropertyNotImplementedError, match=r"not a force.*data.target=y_init"):
             ask()
 
 
@@ -337,7 +337,7 @@ def test_what_cannot_be_used(calc, random_model, tmp_path):
         with pytest.raises(InputError, match="float32"):
             MolFLTCalculator(random_model(), dtype=dtype)
     for nonsense in (3, [3], None):
-        with pytest.raises(InputError, match="is no path of a model"):
+        with pytest.raises(InputError, match="is not a path of a model"):
             MolFLTCalculator(nonsense)
     with pytest.raises(InputError, match="no such file"):
         MolFLTCalculator(tmp_path / "nothing.safetensors")

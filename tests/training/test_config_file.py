@@ -87,8 +87,8 @@ def test_every_mistake_is_named_at_once(tiny_yaml):
         ("data.val={}", "data.val"),
         ("data.val={train: x}", "'train' cannot name a validation split"),
         ("data.val={a/b: x}", "'a/b' cannot name a validation split"),
-        ("loss.force_weight=1", "y_relaxed is the same all the way to the minimum"),
-        ("data.target=U0", "What the data call it is data.label"),
+        ("loss.force_weight=1", "y_relaxed is constant along a relaxation"),
+        ("data.target=U0", "Its name in the data is data.label"),
         ("data.references={Xx: 1.0}", "Xx: no element"),
         ("trainer.best_by=both", "trainer.best_by=both needs loss.force_weight above 0"),
         (
@@ -126,7 +126,9 @@ def test_other_files(content, tmp_path):
 def test_a_list_a_folder_and_nothing(tmp_path):
     path = tmp_path / "list.yaml"
     path.write_text("- a\n- b\n", encoding="utf-8")
-    assert _message(path) == f"{path}: must be a mapping of keys to values; 'molflt config tiny' prints one"
+    assert (
+        _message(path) == f"{path}: must be a mapping of keys to values ('molflt config tiny'); give data by --train"
+    )
     assert "molflt config tiny" in _message(tmp_path / "absent.yaml")
     assert "is a folder" in _message(tmp_path)
 

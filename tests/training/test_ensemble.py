@@ -75,10 +75,10 @@ def test_what_makes_no_ensemble(ensemble, make_config, tmp_path):
     with pytest.raises(InputError, match=r"member-0, member-2, member-10 of its 3 members .*--resume auto"):
         member_paths(tmp_path / "unfinished")
     go(make_config(**QUICK, **{"data.target": "energy"}), tmp_path / "other")
-    with pytest.raises(InputError, match=r"its target is energy, that of .* y_relaxed; they make no ensemble"):
+    with pytest.raises(InputError, match=r"its target is energy, that of .* y_relaxed; they are not an ensemble"):
         load_members([ensemble, tmp_path / "other"])
     one, other = load_model(ensemble / "member-0/best.safetensors"), load_model(tmp_path / "other/best.safetensors")
-    with pytest.raises(InputError, match="make no ensemble"):
+    with pytest.raises(InputError, match="are not an ensemble"):
         evaluate([one, other], [])
     with pytest.raises(InputError, match="ensemble=1 seed=3"):
         train_ensemble(make_config(ensemble=2, **{"trainer.devices": 2}), tmp_path / "x", say=quiet)

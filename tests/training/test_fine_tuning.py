@@ -74,7 +74,7 @@ def test_another_quantity_begins_with_a_new_head(fine, relabelled, loaded, tmp_p
     labels = relabelled(lambda energy, numbers: -3 * energy)
     said = []
     run = train(fine(**labels, **ASLEEP), tmp_path / "run", say=said.append)
-    assert any("energy head and statistics start anew" in line for line in said)
+    assert any("energy head and statistics are reinitialised" in line for line in said)
     state = run.model.members[0].model.state_dict()
     theirs = loaded.model.state_dict()
     same = {name for name in state if torch.allclose(state[name], theirs[name], atol=1e-6)}

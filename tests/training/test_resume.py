@@ -1,6 +1,7 @@
 """A run that was stopped, by whatever, and resumed is the run that was never stopped."""
 
 import errno
+import multiprocessing
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import torch
 
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
+from molflt.data.prepare import prepare
 from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.file import load_model
@@ -79,6 +81,39 @@ def test_a_run_stopped_again_and_again_is_the_uninterrupted_one(reference, make_
     os.truncate(run_dir / "last.safetensors", 1000)
     go(config, run_dir, resume=True)
     assert_same_run(run_dir, reference)
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes and their files are found through /proc")
+
+
+class Kill(Stop):
+    """A process that is killed, with no time to tidy up, before a batch of choice."""
+
+    def on_train_batch_start(self, *arguments):
+        try:
+            super().on_train_batch_start(*arguments)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on(config, run_dir, callback):
+    go(config, run_dir, callback, resume=True)
+
+
+@on_linux
+@pytest.mark.slow
+def test_killed_ten_times_in_the_first_epoch_of_a_prepared_set(make_config, tiny_data, tmp_path):
+    prepare([str(tiny_data / "train.lmdb")], tmp_path / "train", n_processes=1)
+    changes = {"data.train": str(tmp_path / "train"), "data.max_atoms": 60, "trainer.max_epochs": 2}
+    config, fork = make_config(**EVERYTHING_RANDOM | changes), multiprocessing.get_context("fork")
+    go(config, tmp_path / "whole")
+    for k in range(10):
+        process = fork.Process(target=go_on, args=(config, tmp_path / "killed", Kill(0, k % 5)))
+        process.start()
+        process.join(timeout=300)
+        assert process.exitcode == -signal.SIGKILL
+    go(config, tmp_path / "killed", resume=True)
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
 
 
 DRAWING = [
@@ -181,7 +216,7 @@ def test_damaged_checkpoints(make_config, copied_run, tiny_run, tmp_path):
     (copied_run / "last.safetensors").unlink()
     said = []
     train(make_config(), copied_run, resume=True, say=said.append)
-    assert any("last.ckpt: is damaged; going on from" in line for line in said)
+    assert any("last.ckpt: is damaged; resuming from" in line for line in said)
     assert_same_run(copied_run, tiny_run)
     for path in (checkpoint, previous):
         path.write_bytes(whole[:1000])
@@ -282,9 +317,6 @@ def test_two_runs_begun_at_once_in_one_new_folder(make_config, tmp_path, monkeyp
     with pytest.raises(InputError, match="no such file"):
         go(make_config(**{"data.train": str(tmp_path / "absent.lmdb")}), tmp_path / "other" / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
-
-
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes and their files are found through /proc")
 
 
 @pytest.mark.parametrize(

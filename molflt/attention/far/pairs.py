@@ -232,7 +232,9 @@ class _SlopeOnPairs(torch.autograd.Function):
 def _shapes(y: Tensor, turns: Tensor | None, waves: slice, decay: float, order: int) -> list[Tensor]:
     """φ and its first ``order`` derivatives, of (n_members, n)."""
     bell = (y * -decay).clamp_(min=-GAUSSIAN_END).exp_()
-    found = [bell, *(bell * (-decay) ** n for n in range(1, order + 1))]
+    found = [bell]
+    for _ in range(order):
+        found.append(found[-1] * -decay)
     if turns is not None:
         half, bell = turns[waves, None] / 2, bell[waves].clone()
         u = sinc_family(y[waves] * turns[waves, None], order)

@@ -116,7 +116,7 @@ def _transfer(session: requests.Session, archive: Archive, url: str, part: Path,
         total = start + int(size) if size.isdecimal() else None
         if total is not None and not archive.smallest <= total <= archive.largest:
             raise InputError(
-                f"{url}: is {size_text(total)} long by what the server says, but {archive.file} has about "
+                f"{url}: is {size_text(total)} long according to the server, but {archive.file} has about "
                 f"{size_text(archive.size)}; {_OTHER_WAYS}"
             )
         if start < offset:

@@ -252,7 +252,7 @@ class _Filter:
         too_long = len(name.parts) > 32 or any(len(os.fsencode(part)) > 255 for part in name.parts)
         if too_long or printable(member.name) != member.name:
             raise self._refused(
-                f"{member.name[:200]!r} is no name for a file: it is too long or has control characters"
+                f"{member.name[:200]!r} is not a valid file name: it is too long or has control characters"
             )
         there = Path(folder, name)
         if there.is_file() or (member.isreg() and there.exists()):

@@ -196,7 +196,7 @@ class _Decoder:
         if isinstance(value, dict):
             items = ((key, self.decode(item, where, depth + 1)) for key, item in value.items())
             return {key: item for key, item in items if isinstance(key, str | int)}
-        raise InputError(f"{where} holds {type(value).__name__}, which is no number, text or array")
+        raise InputError(f"{where} holds {type(value).__name__}, which is not a number, text or array")
 
     def _take(self, n_bytes: int, where: str) -> None:
         self._left -= n_bytes

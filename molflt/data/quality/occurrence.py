@@ -206,7 +206,7 @@ class Occurrence(BaseModel):
             of = "of the adsorbate " if self.of_adsorbates else ""
             made = formula({chemical_symbols[z]: int(counts[z]) for z in np.flatnonzero(counts)})
             text = f"the composition {of}is {made}, no combination of those in training ({self.span})"
-            yield Reason("composition", f"{text}, which do not tell what its atoms contribute")
+            yield Reason("composition", f"{text}, so the energies of its atoms are undetermined")
 
 
 def _signed(charge: int) -> str:

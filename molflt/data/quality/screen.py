@@ -233,7 +233,7 @@ class Screening:
         elif len(self.places) == 0:
             raise InputError(
                 f"{self.source}: none of {n} structures can be used; the first: {self.skipped[0].reason}"
-                + (f". To learn what is there: {noted.remedy}" if noted.remedy else "")
+                + (f". To learn a stored label: {noted.remedy}" if noted.remedy else "")
             )
         if len(self.places):
             self.doubts = self._doubts(noted)
@@ -291,7 +291,7 @@ class Screening:
         if unlabelled:
             remedy = "None of it is an energy: add the label"
             if found.remedy:
-                remedy = f"Name what is there: {found.remedy}"
+                remedy = f"Give {found.remedy}"
             raise InputError(
                 f"{self.source}: {len(unlabelled)} of {n} structures have no label '{self.labels.name}' "
                 f"(first: {', '.join(unlabelled[:3])}).{found.stored} {remedy}; or remove the structures"
