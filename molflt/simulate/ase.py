@@ -234,8 +234,7 @@ def values_of(models: Iterable[EnergyModel], batch: Batch, forces: bool, stress:
             with torch.no_grad():
                 output, each = model(batch), {}
         each["energy"] = output.energy
-        if model.config.partial_charges:
-            assert output.charges is not None
+        if model.config.partial_charges and output.charges is not None:
             each["charges"] = output.charges[:, 0]
             each["dipole"] = dipoles(each["charges"], batch.positions, batch.batch, len(output.energy))
         for name, tensor in each.items():
