@@ -227,14 +227,13 @@ def values_of(models: Iterable[EnergyModel], batch: Batch, forces: bool, stress:
     for model in models:
         if forces:
             derived = derivatives(model, batch, stress)
-            stresses = {} if derived.stress is None else {"stress": derived.stress}
-            output, each = derived.output, {"forces": derived.forces, **stresses}
+            output, more = derived.output, {"forces": derived.forces}
+            more |= {} if derived.stress is None else {"stress": derived.stress}
         else:
             with torch.no_grad():
-                output, each = model(batch), {}
-        each["energy"] = output.energy
-        if model.config.partial_charges:
-            assert output.charges is not None
+                output, more = model(batch), {}
+        each = {"energy": output.energy, **more}
+        if model.config.partial_charges and output.charges is not None:
             each["charges"] = output.charges[:, 0]
             each["dipole"] = dipoles(each["charges"], batch.positions, batch.batch, len(output.energy))
         for name, tensor in each.items():
