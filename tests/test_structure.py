@@ -33,7 +33,7 @@ BUDGET = {
     "data": (54, 8_424),
     "export": (4, 476),
     "invariance": (2, 320),
-    "model": (10, 857),
+    "model": (10, 860),
     "prediction": (8, 1_351),
     "report": (9, 1_135),
     "simulate": (5, 520),

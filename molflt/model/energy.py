@@ -18,7 +18,6 @@ from molflt.attention.mechanism import split_heads
 from molflt.attention.near import GaussianDistanceBasis, Neighbourhood, local_neighbourhood
 from molflt.attention.sparse import scalar_products, sum_of_entries
 from molflt.errors import InputError
-from molflt.model.charges import ChargeHead, Dispersion, long_range
 from molflt.model.config import ModelConfig
 from molflt.model.elements import AtomEmbedding
 from molflt.model.encoder import Encoder, full_precision
@@ -172,8 +171,13 @@ class EnergyModel(nn.Module):
         )
         self.encoder = Encoder(layers, config.dim, config.ffn_dim, config.dropout, config.n_recycles)
         self.energy_head = EnergyHead(config.dim, config.charges)
-        self.charge_head = ChargeHead(config.dim, config.charges) if config.charges else None
-        self.dispersion = Dispersion() if config.dispersion else None
+        self.charge_head = self.dispersion = None
+        if config.charges:
+            # Few models have any.
+            from molflt.model.charges import ChargeHead, Dispersion
+
+            self.charge_head = ChargeHead(config.dim, config.charges)
+            self.dispersion = Dispersion() if config.dispersion else None
         self.displacement_head = (
             DisplacementHead(config.dim, config.n_heads, config.n_rbf) if config.auxiliary_head else None
         )
@@ -219,6 +223,8 @@ class EnergyModel(nn.Module):
                 shares = shares * contact(batch.tags, geometry, neighbourhood)
             atomic = statistics.references[geometry.atomic_numbers] + statistics.std * shares
             if charges is not None:
+                from molflt.model.charges import long_range
+
                 attraction = None if self.dispersion is None else self.dispersion(geometry.atomic_numbers)
                 atomic = atomic + long_range(geometry, charges, attraction, self.config.cutoff)
             energy = statistics.mean + geometry.sum_over_structures(atomic)
