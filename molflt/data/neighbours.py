@@ -13,7 +13,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Data
 from vesin import NeighborList
-from vesin._c_api import VesinCPU, VesinDevice, VesinNeighborList, VesinOptions
+from vesin._c_api import VesinCPU, VesinDevice, VesinOptions
 
 from molflt.data.quality.extents import SHORTEST, check_extents, check_pairs, heights, open_directions, refuse_pairs
 from molflt.errors import InputError
@@ -111,21 +111,19 @@ def _search_on_grid(points: np.ndarray, box: np.ndarray, cutoff: float) -> tuple
     """
     # One thread: DataLoader workers already use the cores.
     options = VesinOptions(cutoff=cutoff, n_threads=1, return_shifts=True, return_distances=True)
-    library, found = NeighborList(cutoff=cutoff, full_list=False)._lib, VesinNeighborList()
-    message = ctypes.c_char_p()
+    search, message = NeighborList(cutoff=cutoff, full_list=False), ctypes.c_char_p()
+    # It frees them when it is deleted.
+    found = search._neighbors
     double, periodic = ctypes.POINTER(ctypes.c_double), (ctypes.c_bool * 3)(True, True, True)
     points, box = np.ascontiguousarray(points), np.ascontiguousarray(box)
     data = points.ctypes.data_as(double), len(points), box.ctypes.data_as(double), periodic
-    try:
-        if library.vesin_neighbors(*data, VesinDevice(VesinCPU, 0), options, ctypes.byref(found), message):
-            raise RuntimeError(message.value)
-        n = found.length
-        pairs, shifts, distances = (
-            np.frombuffer(ctypes.string_at(start, n * row) if n else b"", dtype)
-            for start, row, dtype in ((found.pairs, 16, "i8"), (found.shifts, 12, "i4"), (found.distances, 8, "f8"))
-        )
-    finally:
-        library.vesin_free(ctypes.byref(found))
+    if search._lib.vesin_neighbors(*data, VesinDevice(VesinCPU, 0), options, ctypes.byref(found), message):
+        raise RuntimeError(message.value)
+    n = found.length
+    pairs, shifts, distances = (
+        np.frombuffer(ctypes.string_at(start, n * row) if n else b"", dtype)
+        for start, row, dtype in ((found.pairs, 16, "i8"), (found.shifts, 12, "i4"), (found.distances, 8, "f8"))
+    )
     return pairs.reshape(n, 2), shifts.reshape(n, 3), distances
 
 

@@ -17,6 +17,9 @@ from molflt.attention.layout import Plan
 from molflt.data.batch import AtomBudgetSampler, collate
 from molflt.training.training_structures import NeighbourDataset, SeparatedDataset
 
+_ALIGNED = 16
+"""Bytes, a multiple of the size of any number."""
+
 
 class Request(NamedTuple):
     """A batch to make: its structures, in which epoch, and laid out by which plan."""
@@ -72,7 +75,6 @@ class Packed:
                 if dtype == torch.int64 and kept.numel() and max(map(abs, kept.aminmax())) < 1 << 31:
                     kept = kept.to(torch.int32)
                 tensors.append(kept)
-                # Every number begins at a multiple of its size.
                 places.append(places[-1] + -(-kept.nbytes // _ALIGNED) * _ALIGNED)
                 return places[-2], kept.nbytes, kept.dtype, dtype, tuple(kept.shape)
 
@@ -98,9 +100,6 @@ class Packed:
                 return tensor.to(dtype)
 
         return Unpickler(io.BytesIO(self.content)).load()
-
-
-_ALIGNED = 16
 
 
 class Batches(Dataset[Any]):
