@@ -33,12 +33,12 @@ CUTOFF = 4.5
 """Å, of the teacher's messages."""
 
 
-def by_reference(structures: list[Atoms]) -> list[Atoms]:
-    """Give dimers their reference interaction energies, and keep each of their molecules once."""
+def by_reference(structures: list[Atoms], seen: set[tuple[str, float]]) -> list[Atoms]:
+    """Give dimers their reference interaction energies, and keep those of their molecules that were not seen."""
     groups: dict[int, list[Atoms]] = {}
     for atoms in structures:
         groups.setdefault(int(atoms.info["dimer"]), []).append(atoms)
-    kept, seen = [], set()
+    kept = []
     for dimer, *molecules in groups.values():
         if "n_first" not in dimer.info or len(molecules) != 2:
             continue
@@ -85,9 +85,10 @@ def main() -> None:
             name = set_of(part, atoms.info["split"])
             if name is not None and not beyond_cutoff(atoms):
                 found.setdefault(name, []).append(atoms)
+    seen: set[tuple[str, float]] = set()
     for name in ("train", "val"):
         dimers = [atoms for atoms in found[name] if "dimer" in atoms.info]
-        found[name] = [atoms for atoms in found[name] if "dimer" not in atoms.info] + by_reference(dimers)
+        found[name] = [atoms for atoms in found[name] if "dimer" not in atoms.info] + by_reference(dimers, seen)
     found["val"] = found["val"][:: -(-len(found["val"]) // MOST)]
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, structures in found.items():
