@@ -85,16 +85,25 @@ class TrainingSet:
         # The length has no derivative at zero, which a force that symmetry forbids attains.
         return (error.square().sum(dim=-1) + 1e-16).sqrt() / self.force_std
 
-    def charge_loss(self, wrong: torch.Tensor, positions: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Loss of errors of charges and of their dipole, (n_atoms,) e, (n_atoms, 3) Å and (n_structures + 1,) → ().
+    def charge_loss(
+        self, wrong: torch.Tensor, surplus: torch.Tensor, positions: torch.Tensor, starts: torch.Tensor
+    ) -> torch.Tensor:
+        """Loss of errors of charges, of their dipole and of their sum before it was made right.
 
-        The sum over structures of (Σ_i Δq_i² + |Σ_i Δq_i r_i|²/Å²)/n, in units of the charge of two atoms that repel
-        each other at 1 Å by one unit of standardised energy.
+        The sum over structures of (Σ_i Δq_i² + |Σ_i Δq_i r_i|²/Å² + s²)/n, in units of the charge of two atoms that
+        repel each other at 1 Å by one unit of standardised energy. The surplus s makes molecules neutral one by one,
+        so that two of them do not charge each other from afar.
+
+        Args:
+            wrong: Δq, (n_atoms,) e.
+            surplus: s, (n_structures,) e.
+            positions: (n_atoms, 3) Å.
+            starts: (n_structures + 1,) the first atom of each structure, and their number.
         """
         counts = starts.diff()
         structure = torch.repeat_interleave(counts, output_size=len(wrong))
         moments = dipoles(wrong, positions, structure, len(counts)).square().sum(dim=1)
-        squares = torch.zeros_like(moments).index_add(0, structure, wrong.square()) + moments
+        squares = torch.zeros_like(moments).index_add(0, structure, wrong.square()) + moments + surplus.square()
         return (squares / counts).sum() * COULOMB / self.statistics.std
 
 
