@@ -37,7 +37,7 @@ BUDGET = {
     "prediction": (8, 1_351),
     "report": (9, 1_135),
     "simulate": (5, 520),
-    "training": (15, 2_213),
+    "training": (15, 2_215),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

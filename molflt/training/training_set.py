@@ -16,6 +16,7 @@ from molflt.data.quality.occurrence import Reason
 from molflt.data.quality.screen import Screening
 from molflt.errors import InputError, listed
 from molflt.model.charges import dipoles
+from molflt.model.energy import ModelOutput
 from molflt.model.scale_shift import ScaleShiftKind, Statistics, fit_statistics, mean_absolute_deviation
 
 _EXAMPLES = 3
@@ -86,7 +87,7 @@ class TrainingSet:
         return (error.square().sum(dim=-1) + 1e-16).sqrt() / self.force_std
 
     def charge_loss(
-        self, wrong: torch.Tensor, surplus: torch.Tensor, positions: torch.Tensor, starts: torch.Tensor
+        self, output: ModelOutput, charges: torch.Tensor, positions: torch.Tensor, starts: torch.Tensor
     ) -> torch.Tensor:
         """Loss of errors of charges, of their dipole and of their sum before it was made right.
 
@@ -95,11 +96,14 @@ class TrainingSet:
         so that two of them do not charge each other from afar.
 
         Args:
-            wrong: Δq, (n_atoms,) e.
-            surplus: s, (n_structures,) e.
+            output: of a model with charges and their surplus s.
+            charges: what they should be, (n_atoms,) e.
             positions: (n_atoms, 3) Å.
             starts: (n_structures + 1,) the first atom of each structure, and their number.
         """
+        assert output.charges is not None
+        assert output.surplus is not None
+        wrong, surplus = output.charges[:, 0] - charges, output.surplus[:, 0]
         counts = starts.diff()
         structure = torch.repeat_interleave(counts, output_size=len(wrong))
         moments = dipoles(wrong, positions, structure, len(counts)).square().sum(dim=1)
