@@ -23,11 +23,11 @@ from molflt.prediction.predict import domain_violations
 from scripts.benchmarks.additivity import excess
 
 MODELS = pretrained_models()
-QM7, ADSORPTION, FORCES = "qm7-small", "fg", "acac"
+QM7, ADSORPTION, FORCES, ORGANIC = "qm7-small", "fg", "acac", "organic"
 
 
 def test_all_are_there_with_their_cards():
-    assert set(MODELS) == {QM7, ADSORPTION, FORCES}
+    assert set(MODELS) == {QM7, ADSORPTION, FORCES, ORGANIC}
     for path in MODELS.values():
         card = path.with_suffix(".md").read_text(encoding="utf-8")
         for word in ("Training data", "Error", "Domain", "Limits"):
