@@ -29,7 +29,7 @@ BUDGET = {
     TOP: (7, 420),
     "adsorption": (2, 310),
     "attention": (35, 3_635),
-    "cli": (11, 1_420),
+    "cli": (11, 1_424),
     "data": (54, 8_424),
     "export": (4, 476),
     "invariance": (2, 320),
