@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from ase import units
 from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
+import molflt
 from molflt import MolFLTCalculator
 from molflt.data.dataset import fingerprint
 from molflt.model.file import TrainingData, save_model
@@ -67,6 +69,17 @@ def test_a_model_is_shipped(trained, sets, tmp_path):
         again = atoms.copy()
         again.calc = calculator
         wrong.append(np.abs(again.get_forces() - atoms.get_forces()).ravel())
+    # Energies are those of training but for a number for each element, and near atomisation energies in the middle.
+    before, after = load_members(trained)[0], member
+    of_water = [molflt.load(one).predict(molecule("H2O"))[0] for one in (trained, tmp_path / ship.MODEL)]
+    shift = {
+        z: float(after.model.standardiser.references[z] - before.model.standardiser.references[z]) for z in (1, 8)
+    }
+    assert of_water[1] - of_water[0] == pytest.approx(2 * shift[1] + shift[8], abs=1e-4)
+    assert after.metadata.standardiser["references"]["8"] == after.model.standardiser.references[8]
+    molecules, energies = ship.atomisation("HCNO")
+    rest = molflt.load(tmp_path / ship.MODEL).predict(molecules) - energies
+    assert abs(np.median(rest)) < 0.3 * np.abs(rest).max()
     assert float(value["score", "forces", "organic"]) == pytest.approx(1000 * np.concatenate(wrong).mean(), rel=1e-3)
     assert {row["of"]: (row["n"], row["value"]) for row in kept if row["by"] == "data"} == {
         "spice": ("2", "9"),
@@ -80,6 +93,17 @@ def test_a_model_is_shipped(trained, sets, tmp_path):
     assert any("dipeptides" in line and line.endswith("| not measured | 120 |  |") for line in table)
     assert "| all | 4 | 21 |" in ship.table("data", kept)
     assert "| interaction energies of dimers | learnt from the benchmark as well |" in ship.table("file", kept)
+
+
+def test_atomisation_energies():
+    """Methane and water, kcal/mol, D_e by W4-11 (Karton, Daon, Martin 2011): experiment is within a kcal/mol."""
+    found = {
+        str(atoms.symbols): energy * units.mol / units.kcal
+        for atoms, energy in zip(*ship.atomisation("HCO"), strict=True)
+    }
+    assert found["CH4"] == pytest.approx(-420.42, abs=1)
+    assert found["OH2"] == pytest.approx(-232.97, abs=1)
+    assert not {"O2", "CH3"} & found.keys()
 
 
 def test_nothing_else_is_shipped(trained, sets, tmp_path):
