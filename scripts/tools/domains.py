@@ -10,7 +10,6 @@ data: it is expected as organic/train.extxyz.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 
 from ase.io import read as read_frames
@@ -23,6 +22,7 @@ from molflt.errors import InputError
 from molflt.files import resolve_path
 from molflt.model.file import load_models, save_models
 from molflt.prediction.members import pretrained_models
+from scripts import results
 from scripts.benchmarks.accuracy_data import DATA_SETS, divide, read, shared
 from scripts.benchmarks.domain import learnt
 
@@ -57,7 +57,9 @@ TRAINED_ON: dict[str, Callable[[], Sequence[Data]]] = {
 
 def main() -> None:
     """Write every file anew."""
-    chosen = sys.argv[1:]
+    parser = results.command(__doc__)
+    parser.add_argument("names", nargs="*", help="of models; all if there is none")
+    chosen = parser.parse_args().names
     for name, path in pretrained_models().items():
         if chosen and name not in chosen:
             continue
