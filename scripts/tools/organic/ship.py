@@ -45,7 +45,7 @@ MODEL, NUMBERS = Path("molflt/pretrained/organic.safetensors"), Path("docs/resul
 TRAIN, TEST = "organic/train.extxyz", "organic/test.extxyz"
 """The names of the sets on the card, whatever folder they are in."""
 COLUMNS = ("by", "of", "calculator", "value", "n")
-BENCHMARK = {True: "learnt from the benchmark as well", False: "learnt from SO3LR alone"}
+BENCHMARK = {True: "of SAPT10k the benchmark's, of others SO3LR's", False: "SO3LR's"}
 CALCULATORS = {"labels": "SO3LR", "gfn2": "GFN2-xTB", "organic": "`pretrained:organic`"}
 
 
@@ -74,7 +74,7 @@ MEASURES = {
 }
 KINDS = {
     "spice": "conformations of SPICE's monomers",
-    "benchmark": "dimers of SAPT10k",
+    "benchmark": "dimers of SAPT10k, and their molecules",
     "thermal": "molecules, from dynamics at 300 to 1,000 K",
     "conformer": "relaxed conformers",
     "stretched": "molecules with a bond pressed or stretched",
