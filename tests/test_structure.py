@@ -29,14 +29,14 @@ BUDGET = {
     TOP: (7, 420),
     "adsorption": (2, 310),
     "attention": (35, 3_635),
-    "cli": (10, 1_364),
+    "cli": (11, 1_424),
     "data": (54, 8_424),
     "export": (4, 476),
     "invariance": (2, 320),
     "model": (10, 868),
     "prediction": (8, 1_351),
     "report": (9, 1_135),
-    "simulate": (5, 520),
+    "simulate": (6, 590),
     "training": (15, 2_215),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises

@@ -18,6 +18,7 @@ from molflt.errors import InputError
 _COMMANDS = {
     "train": "train",
     "evaluate": "evaluate",
+    "benchmark": "benchmark",
     "predict": "predict",
     "merge": "predict",
     "adsorb": "adsorb",

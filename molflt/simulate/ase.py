@@ -340,7 +340,8 @@ class DomainWarnings:
         for rule, text in domain_violations(loaded, data):
             atoms = data.atomic_numbers.sort().values.tolist()
             what = f"{rule} {atoms}" if rule in GEOMETRIC else text
-            self.say(f"outside the model's domain: {where}{text}", what, stacklevel=5)
+            remedy = "energies and forces are unreliable: check the structure, or train on others like it"
+            self.say(f"outside the model's domain: {where}{text}; {remedy}", what, stacklevel=5)
 
     def say(self, text: str, what: str, stacklevel: int = 3) -> None:
         """Warn unless there was a warning of ``what`` before."""
