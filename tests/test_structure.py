@@ -27,15 +27,15 @@ FLOORS = (
 
 BUDGET = {
     TOP: (7, 420),
-    "adsorption": (2, 310),
+    "adsorption": (4, 677),
     "attention": (35, 3_635),
-    "cli": (10, 1_364),
+    "cli": (10, 1_377),
     "data": (54, 8_424),
     "export": (4, 476),
     "invariance": (2, 320),
     "model": (10, 860),
     "prediction": (8, 1_351),
-    "report": (9, 1_135),
+    "report": (9, 1_148),
     "simulate": (5, 520),
     "training": (15, 2_210),
 }

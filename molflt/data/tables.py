@@ -233,7 +233,7 @@ def described(text: str) -> str:
     else:
         with rdBase.BlockLogs():
             mol = Chem.MolFromSmiles(text)
-        about = "" if mol is None else formula_and_name(mol)
+            about = "" if mol is None else formula_and_name(mol)
     formula, _, name = about.partition(", ")
     return f"{name} ({formula}, {text})" if name else f"{text} ({formula})" if formula else text
 
