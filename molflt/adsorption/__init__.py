@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 from ase import Atoms
@@ -31,7 +32,7 @@ from molflt.prediction.model import Model, load
 from molflt.prediction.output import conformers_of
 from molflt.prediction.predict import DEFAULT_MAX_ATOMS, predict, unknown_elements
 
-On = str | os.PathLike[str] | Atoms
+On: TypeAlias = str | os.PathLike[str] | Atoms
 
 DEFAULT_MODEL = "pretrained:fg"
 N_GUESSES = 200

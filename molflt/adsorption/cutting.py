@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from ase import Atoms
 from ase.build import make_supercell
-from ase.build import surface as stacked
+from ase.build.general_surface import build
 from ase.data import covalent_radii
 from ase.geometry import minkowski_reduce
 from scipy.spatial import Voronoi
@@ -21,6 +21,7 @@ THICKNESS, PLANES = 6.0, 4
 """Å between the outermost planes, and number of planes, that a slab has at least."""
 VACUUM = 13.0
 """Å above a slab."""
+_TINY = 1e-8
 _PLANE = 0.1
 """Å: atoms at heights that differ by less are in one plane."""
 _ENDS = 4
@@ -47,10 +48,9 @@ def cut(crystal: Atoms, indices: Sequence[int]) -> list[Atoms]:
         over the widest gaps first, at most four. Their tags number the planes from 0, the lowest.
     """
     plain = Atoms(crystal.numbers, crystal.positions, cell=crystal.cell, pbc=True)
-    one = stacked(plain, tuple(indices), 1, periodic=True)
-    period = float(one.cell[2, 2])
-    height = THICKNESS + 2 * period
-    atoms = stacked(plain, tuple(indices), math.ceil(height / period) + PLANES, periodic=True)
+    basis = _basis(plain, np.array(indices) // math.gcd(*indices))
+    period = float(build(plain, basis, 1, _TINY, True).cell[2, 2])
+    atoms = build(plain, basis, math.ceil(THICKNESS / period) + 2 + PLANES, _TINY, True)
     atoms = atoms[np.argsort(atoms.positions[:, 2], kind="stable")]
     z = atoms.positions[:, 2]
     planes = np.cumsum(np.diff(z, prepend=z[0]) > _PLANE)
@@ -72,6 +72,21 @@ def cut(crystal: Atoms, indices: Sequence[int]) -> list[Atoms]:
         found.append((float(gaps[top]), below, _smallest(slab)))
     found.sort(key=lambda end: -round(end[0], 2))
     return [slab for _, _, slab in found[:_ENDS]]
+
+
+def _basis(crystal: Atoms, indices: np.ndarray) -> np.ndarray:
+    """Lattice vectors (3, 3), in terms of the cell's: two along a plane, and the third one plane up.
+
+    They are right-handed, so that the slab is the crystal, not its mirror image, and its upper side that of the
+    indices, which :func:`ase.build.surface` does not always respect.
+    """
+    most = int(np.abs(indices).max()) + 1
+    box = np.array(list(product(range(-most, most + 1), repeat=3)))
+    box = box[np.argsort(np.linalg.norm(box @ np.asarray(crystal.cell), axis=1), kind="stable")]
+    along, up = box[box @ indices == 0][1:], box[box @ indices == 1][0]
+    crossed = np.cross(along[0], along)
+    second = along[(crossed == indices * np.sign(crystal.cell.handedness)).all(axis=1)][0]
+    return np.array([along[0], second, up])
 
 
 def _alike(one: Sequence[tuple[float, str]], other: Sequence[tuple[float, str]]) -> bool:

@@ -34,7 +34,7 @@ _OF_SET = 12
 """Surface atoms to one molecule in the set."""
 APART = 4.8
 """Å between a molecule and its images, at least, along the surface."""
-_ROOM = 10.0
+_ROOM = 9.0
 """Å above a slab, at least, beyond the extent of the molecule: for its contact, and 5 Å to the next slab."""
 _NARROWEST = 8.0
 """Å, shortest lattice vector along a surface unless the coverage is given."""

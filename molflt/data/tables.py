@@ -201,7 +201,9 @@ _AS_WRITTEN = frozenset(("NCO",))
 
 def formula_and_name(mol: Chem.Mol) -> str:
     """Formula of a molecule, with its name if it is common: ``C2H6O, ethanol``."""
-    bare = Chem.RemoveHs(mol)
+    # Of hydrogen alone RDKit warns.
+    with rdBase.BlockLogs():
+        bare = Chem.RemoveHs(mol)
     for atom in bare.GetAtoms():
         atom.SetAtomMapNum(0)
     return ", ".join(filter(None, (CalcMolFormula(mol), _names().get(Chem.MolToSmiles(bare), ""))))
@@ -233,7 +235,7 @@ def described(text: str) -> str:
     else:
         with rdBase.BlockLogs():
             mol = Chem.MolFromSmiles(text)
-            about = "" if mol is None else formula_and_name(mol)
+        about = "" if mol is None else formula_and_name(mol)
     formula, _, name = about.partition(", ")
     return f"{name} ({formula}, {text})" if name else f"{text} ({formula})" if formula else text
 

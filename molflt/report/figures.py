@@ -285,7 +285,7 @@ def draw_adsorption(results: Sequence[Adsorption], axes: Axes) -> None:
     axes.bar(np.arange(len(results)), energies, 0.8, color=OKABE_ITO[0], **bars)
     axes.axhline(0, color=_DARK, linewidth=0.8)
     for place in np.flatnonzero(np.isnan(energies)):
-        axes.text(place, 0, " outside", rotation=90, ha="center", va="bottom")
+        axes.text(float(place), 0, " outside", rotation=90, ha="center", va="bottom")
     _name_bars(axes, [one.surface for one in results])
     axes.set(xlabel="surface", ylabel="adsorption energy / eV")
 

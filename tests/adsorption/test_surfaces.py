@@ -2,6 +2,7 @@
 
 from collections import Counter
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from ase import Atoms
 from ase.build import bcc110, bulk, fcc100, fcc110, fcc111, fcc211, hcp0001, make_supercell
 from ase.constraints import FixAtoms
 from ase.data import covalent_radii
+from ase.geometry import minkowski_reduce
 from ase.io import write
 from ase.neighborlist import neighbor_list
 
@@ -125,6 +127,35 @@ def test_ends_of_an_alloy():
     assert len(close) == 16
     assert area_of(close) == pytest.approx(3.75**2 * ROOT3)
     assert close.symbols.formula.count() == {"Au": 4, "Cu": 12}
+
+
+def test_the_upper_side_is_that_of_the_indices():
+    """Zinc blende has the cation outside on (111) and its like, and the anion on the opposite faces, as in textbooks;
+    a mirror image would not show, so the kinks of fcc(531) are counted: it and (5-31) are each other's image."""
+    blende = bulk("ZnS", "zincblende", a=5.41, cubic=True)
+    left = blende.copy()
+    left.set_cell(blende.cell[[1, 0, 2]])
+    for indices in product((-1, 1), repeat=3):
+        for crystal in (blende, left):
+            widest = cut(crystal, indices)[0]
+            top = widest[widest.get_tags() == widest.get_tags().max()].symbols
+            assert set(top) == ({"Zn"} if np.prod(indices) == 1 else {"S"})
+    wurtzite = bulk("ZnO", "wurtzite", a=3.25, c=5.2, u=0.382)
+    assert [set(cut(wurtzite, (0, 0, side))[0][-1:].symbols) for side in (1, -1)] == [{"O"}, {"Zn"}]
+    hands = [_hand(cut(PT, indices)[0]) for indices in ((5, 3, 1), (3, 1, 5), (-5, -3, 1), (5, -3, 1), (3, 5, 1))]
+    assert hands == [hands[0]] * 3 + [-hands[0]] * 2
+
+
+def _hand(slab):
+    """The sense in which the three highest planes are passed from atom to atom, the shortest way."""
+    plane = minkowski_reduce(slab.cell, pbc=[True, True, False])[0]
+    (first, second, third) = (slab.positions[slab.get_tags() == slab.get_tags().max() - k][0] for k in range(3))
+    steps = []
+    for step in (second - first, third - second):
+        scaled = step[:2] @ np.linalg.inv(plane[:2, :2])
+        images = (scaled - np.round(scaled) + np.array(list(product((-1, 0, 1), repeat=2)))) @ plane[:2, :2]
+        steps.append(images[np.argmin(np.linalg.norm(images, axis=1))])
+    return int(np.sign(np.linalg.det(steps)))
 
 
 def test_ends_are_those_of_pymatgen():
