@@ -33,11 +33,11 @@ BUDGET = {
     "data": (54, 8_424),
     "export": (4, 476),
     "invariance": (2, 320),
-    "model": (10, 860),
+    "model": (10, 868),
     "prediction": (8, 1_351),
     "report": (9, 1_149),
     "simulate": (5, 520),
-    "training": (15, 2_210),
+    "training": (15, 2_215),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""
