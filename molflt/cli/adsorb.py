@@ -1,4 +1,4 @@
-"""``molflt adsorb``: adsorption energies of a molecule on metals."""
+"""``molflt adsorb``: adsorption energies of a molecule on surfaces."""
 
 from __future__ import annotations
 
@@ -17,10 +17,17 @@ def adsorb_command(
         show_default=False,
     ),
     on: str = typer.Option(
-        None, "--on", metavar="METALS", help="Metals, such as Pt,Pd,Cu.", show_default="all fourteen"
+        None,
+        "--on",
+        metavar="SURFACES",
+        help="Metals (Pt,Cu), planes of them (Pt:211) or of a crystal's file (alloy.cif:111), or files of slabs.",
+        show_default="fourteen metals",
+    ),
+    coverage: str = typer.Option(
+        None, metavar="1/N", help="One molecule to N surface atoms.", show_default="low: images keep apart"
     ),
     model: str = typer.Option("pretrained:fg", help="Model of y_relaxed: a file, run directory or ensemble."),
-    guesses: int = typer.Option(200, min=1, help="Placements of the molecule on each metal."),
+    guesses: int = typer.Option(200, min=1, help="Placements of the molecule on each surface."),
     out: Path = typer.Option(
         None,
         "--out",
@@ -33,11 +40,12 @@ def adsorb_command(
     device: str = DEVICE,
     max_atoms: int = MAX_ATOMS,
 ) -> None:
-    """Predict adsorption energies of a molecule on metals.
+    """Predict adsorption energies of a molecule on surfaces.
 
     Negative is bound, relative to the clean surface and the molecule in vacuum. Conformers of the molecule are placed
-    on the close-packed surface in many ways, and the energy after relaxation is predicted for each. E is the 5th
-    percentile over placements inside the model's domain.
+    on the surface, by default the close-packed one, in many ways, and the energy after relaxation is predicted for
+    each. E is the 5th percentile over placements inside the model's domain, or "outside" where few are: pretrained:fg
+    knows close-packed faces of fourteen metals and molecules of 4 to 18 atoms.
 
     Example: molflt adsorb CCO --on Pt,Pd,Cu -o ethanol.html
     """
@@ -46,26 +54,32 @@ def adsorb_command(
     from rich.table import Table
 
     from molflt.adsorption import adsorb
-    from molflt.adsorption.placing import METALS
+    from molflt.adsorption.surfaces import METALS
     from molflt.data.tables import described
     from molflt.prediction.members import provenance
     from molflt.prediction.model import load
-    from molflt.report.adsorption import HEAD, about_uncertainty, rows, write_adsorption
+    from molflt.report.adsorption import HEAD, about_columns, listed_surfaces, rows, write_adsorption
 
     loaded = load(model, device)
     results = adsorb(
-        molecule, METALS if on is None else on, loaded, n_guesses=guesses, seed=seed, max_atoms=max_atoms
+        molecule,
+        METALS if on is None else on,
+        loaded,
+        coverage=coverage,
+        n_guesses=guesses,
+        seed=seed,
+        max_atoms=max_atoms,
     )
     if out is not None:
         write_adsorption(out, results, loaded)
-    answer(f"{described(molecule)} on {', '.join(one.metal for one in results)}: adsorption energies")
+    answer(f"{described(molecule)} on {listed_surfaces(results)}: adsorption energies")
     table = Table(*HEAD)
     for column in (*table.columns[1:4], table.columns[5]):
         column.justify = "right"
     for row in rows(results, minus="-"):
         table.add_row(*row)
     output.print(table)
-    say("\n".join(f"{key}: {text}" for key, text in provenance(loaded.members).items()))
-    say(f"E is the 5th percentile over placements inside the training domain; {about_uncertainty(loaded)}")
+    about = provenance(loaded.members) | about_columns(loaded)
+    say("\n".join(f"{key}: {text}" for key, text in about.items()))
     if out is not None:
         say(f"{len(results)} surface{'s' * (len(results) != 1)} in {out}")

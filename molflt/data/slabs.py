@@ -58,7 +58,7 @@ def tags_of_slab(atoms: Atoms, fixed: np.ndarray, where: str) -> np.ndarray:
         open_directions(np.asarray(atoms.cell), atoms.pbc)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
-    heights = _heights(atoms)
+    heights = heights_of(atoms)
     if heights is None:
         raise InputError(f"{where}: has no surface: there is no vacuum along the third lattice vector; {remedy}")
     top = float(heights[metal].max())
@@ -71,7 +71,7 @@ def tags_of_slab(atoms: Atoms, fixed: np.ndarray, where: str) -> np.ndarray:
     return tags
 
 
-def _heights(atoms: Atoms) -> np.ndarray | None:
+def heights_of(atoms: Atoms) -> np.ndarray | None:
     """Heights along the normal, Å, counted from above the vacuum; None without a vacuum."""
     first, second, third = np.asarray(atoms.cell)
     normal = np.cross(first, second)

@@ -201,7 +201,9 @@ _AS_WRITTEN = frozenset(("NCO",))
 
 def formula_and_name(mol: Chem.Mol) -> str:
     """Formula of a molecule, with its name if it is common: ``C2H6O, ethanol``."""
-    bare = Chem.RemoveHs(mol)
+    # Of hydrogen alone RDKit warns.
+    with rdBase.BlockLogs():
+        bare = Chem.RemoveHs(mol)
     for atom in bare.GetAtoms():
         atom.SetAtomMapNum(0)
     return ", ".join(filter(None, (CalcMolFormula(mol), _names().get(Chem.MolToSmiles(bare), ""))))

@@ -279,12 +279,14 @@ def draw_groups(found: GroupErrors, group: str, axes: Axes) -> None:
 
 
 def draw_adsorption(results: Sequence[Adsorption], axes: Axes) -> None:
-    """Draw adsorption energies of a molecule as bars, with their uncertainties if known."""
+    """Draw adsorption energies of a molecule as bars, with their uncertainties if known; none outside the domain."""
     energies, spread = (np.array([getattr(one, name) for one in results]) for name in ("energy", "uncertainty_eV"))
-    bars: dict[str, Any] = {"yerr": spread, "error_kw": {"ecolor": "#333333"}} if np.isfinite(spread).all() else {}
+    bars: dict[str, Any] = {"yerr": spread, "error_kw": {"ecolor": "#333333"}} if np.isfinite(spread).any() else {}
     axes.bar(np.arange(len(results)), energies, 0.8, color=OKABE_ITO[0], **bars)
     axes.axhline(0, color=_DARK, linewidth=0.8)
-    _name_bars(axes, [f"{one.metal}{one.face[3:]}" for one in results])
+    for place in np.flatnonzero(np.isnan(energies)):
+        axes.text(float(place), 0, " outside", rotation=90, ha="center", va="bottom")
+    _name_bars(axes, [one.surface for one in results])
     axes.set(xlabel="surface", ylabel="adsorption energy / eV")
 
 

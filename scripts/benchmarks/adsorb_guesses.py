@@ -29,7 +29,7 @@ from rdkit import Chem
 from rdkit.Chem import rdDetermineBonds
 
 from molflt.adsorption import N_GUESSES, adsorb_conformers, molecule
-from molflt.adsorption.placing import surface
+from molflt.adsorption.surfaces import surface
 from molflt.data.ase import from_atoms
 from molflt.data.dataset import fingerprint
 from molflt.data.reading import ReadOptions
@@ -122,9 +122,9 @@ def judge(atoms: Atoms, model: Model, n_guesses: int) -> dict[str, Any]:
     considered = found.energies if found.doubt else found.energies[found.inside]
     return row | {
         "conformers": len(conformers),
-        "answer": found.energy,
+        "answer": float(found.energies[found.best]),
         "inside": float(considered.min()),
-        "lowest": found.lowest,
+        "lowest": float(found.energies.min()),
         **{f"first_{n}": float(found.energies[:n].min()) for n in (50, 20)},
         "uncertainty_eV": float(found.uncertainties[found.best]),
         "outside": len(found.warnings) / len(found.guesses),

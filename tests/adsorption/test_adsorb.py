@@ -10,7 +10,8 @@ from ase.io import read
 
 import molflt
 from molflt.adsorption import PLACING, Adsorption, adsorb, molecule
-from molflt.adsorption.placing import METALS, guesses, surface
+from molflt.adsorption.placing import guesses
+from molflt.adsorption.surfaces import METALS, surface
 from molflt.data.quality.domain import DomainFit
 from molflt.errors import InputWarning
 from molflt.model.energy import EnergyModel
@@ -74,22 +75,34 @@ def test_the_lowest_of_all_guesses(untrained):
         (21, (), 1, False),
         (200, range(5), 14, False),
         (200, range(100), 104, False),
-        (200, range(181), 9, True),
+        (200, range(101), 105, True),
+        (200, range(150), 152, True),
+        (200, range(151), 9, None),
+        (20, range(3, 20), 0, None),
         (4, (0, 1, 2), 3, True),
-        (4, range(4), 0, True),
+        (4, range(4), 0, None),
     ],
 )
 def test_which_guess_counts(n, outside, place, doubted):
-    """The ⌈m/20⌉-th lowest of the m inside, or of all where not a tenth is; a warning with fewer than half."""
+    """The ⌈m/20⌉-th lowest of the m inside; a wider ± with fewer than half inside, no number below a quarter."""
     order = np.random.default_rng(0).permutation(n)
     energies = np.empty(n)
     energies[order] = np.linspace(-2.0, -1.0, n)
     warnings = {int(order[k]): "too far" for k in outside}
-    found = Adsorption("CO", "Pt", "fcc(111)", [None] * n, energies, np.zeros(n), warnings)
+    found = Adsorption("CO", "Pt", "fcc(111)", [None] * n, energies, np.full(n, 0.06), warnings)
     assert found.best == order[place]
-    assert (found.lowest, found.inside.sum()) == (-2.0, n - len(outside))
-    expected = f"Pt: {len(outside)} of {n} placements are outside the training domain (the first: too far)"
-    assert found.doubt == (expected if doubted else None)
+    assert found.inside.sum() == n - len(outside)
+    few = f"Pt(111): {len(outside)} of {n} placements are outside the training domain, so"
+    if doubted is None:
+        assert not found.is_inside
+        assert np.isnan([found.energy, found.lowest, found.uncertainty_eV]).all()
+        assert found.doubt == f"{few} no energy is given (the first: too far)"
+        return
+    assert found.energy == energies[order[place]]
+    assert found.lowest == energies[found.inside].min()
+    assert (found.energy == found.lowest) == (found.inside.sum() <= 20)
+    assert found.uncertainty_eV == pytest.approx(0.2 if doubted else 0.1)
+    assert found.doubt == (f"{few} ± is doubled (the first: too far)" if doubted else None)
 
 
 def test_guesses_outside_the_domain_are_passed_over(untrained):
@@ -115,15 +128,31 @@ def test_energies_that_mean_little_are_warned_of(untrained, molflt, tmp_path):
     water = guesses(surface("Cu"), molecule("O", 0), 1, "O", 0)[0].structure
     fit.add(fit.look(0, water))
     save_model(untrained, loaded.model, loaded.metadata.model_copy(update={"domain": fit.domain()}))
-    with pytest.warns(InputWarning, match=r"± does not apply\n  Cu: 4 of 4 placements are outside"):
+    with pytest.warns(InputWarning, match=r"few or no placements .*\n  Cu\(111\): 4 of 4 placements are outside"):
         adsorb("OC", "Cu", untrained, n_guesses=4)
     page = tmp_path / "a.html"
     result = molflt("-q", "adsorb", "OC", "--on", "Cu,Pt", "--model", untrained, "--guesses", 4, "-o", page)
     text = page.read_text("utf-8")
-    assert re.findall(r"<li>(\w+): 4 of 4 placements.*6 adsorbate atoms, and at most 3 .*</li>", text) == ["Cu", "Pt"]
+    reasons = re.findall(r"<li>(\w+)\(111\): 4 of 4 placements.*6 adsorbate atoms, and at most 3 .*</li>", text)
+    assert reasons == ["Cu", "Pt"]
     assert result.err.count("4 of 4 placements are outside the training domain") == 2
     # No number that would look like one to be trusted.
     assert result.out.count("outside │") == 2
+    shown = re.sub(
+        r"0\.08 eV|[\d.]+ Å",
+        "",
+        result.out + re.sub(r"(?s)<style.*?</style>|<script.*?</script>|<svg.*?</svg>", "", text),
+    )
+    assert not re.search(r"\d\.\d\d", shown)
+    for name in ("a.csv", "a.extxyz"):
+        molflt("-q", "adsorb", "OC", "--on", "Cu,Pt", "--model", untrained, "--guesses", 4, "-o", tmp_path / name)
+    with (tmp_path / "a.csv").open(encoding="utf-8") as handle:
+        for row in csv.DictReader(handle):
+            assert (row["y_relaxed_eV"], row["uncertainty_eV"], row["lowest_eV"]) == ("outside", "", "")
+            assert row["warning"].startswith(f"{row['metal']}(111): 4 of 4 placements are outside")
+    for atoms in read(tmp_path / "a.extxyz", index=":"):
+        assert {"predicted_y_relaxed", "uncertainty_eV"}.isdisjoint(atoms.info)
+        assert "4 of 4 placements are outside" in atoms.info["warning"]
 
 
 def test_another_smiles_of_the_same_molecule(untrained):
@@ -152,14 +181,13 @@ def test_the_spread_of_an_ensemble(make_untrained):
     ("smiles", "on", "message"),
     [
         ("[NH4+]", "Pt", r"\[NH4\+\]: has a net charge of \+1"),
-        ("[CH3]", "Pt", "has 1 unpaired electron, .*; give a neutral closed-shell molecule$"),
         ("[C]=O", "Pt", r"carbon monoxide is \[C-\]#\[O\+\]"),
         ("CO", "Pt", r"'CO' is methanol \(CH4O\) as a SMILES, and reads as carbon monoxide as a formula"),
         ("CO.O", "Pt", "is several molecules"),
         ("SC", "Pt", "was not trained on S; its energies of them are meaningless"),
-        ("OC", "Pt,W", "'W' is not a metal with a known surface"),
-        ("OC", (), "no metal: choose among"),
-        ("C" * 14, "Cu", "does not fit into the cell of Cu"),
+        ("OC", "Pt,Xx", "'Xx' is neither a metal nor a file"),
+        ("OC", (), "no surface: name metals, such as Ag"),
+        ("C" * 14, "Cu", r"does not fit into the cell of Cu\(111\)"),
     ],
 )
 def test_what_it_cannot_do(untrained, smiles, on, message):
@@ -188,8 +216,12 @@ def test_command(molflt, untrained, tmp_path):
         assert result.err.endswith(f"2 surfaces in {tmp_path / name}\n")
         assert "Fe(110)" in result.out
         assert "ethanol (C2H6O, CCO) on Pt, Fe" in result.out
-        assert "± combines nothing known of the model with 0.08 eV for the choice of the placement" in result.err
-        assert result.err.count("\n") == 5
+        assert "±: combines nothing known of the model with 0.08 eV for the choice of the placement" in result.err
+        assert (
+            "inside the training domain, of up to 20 the lowest; 'outside' if fewer than 25 % are inside"
+            in result.err
+        )
+        assert result.err.count("\n") == 6
     with (tmp_path / "a.csv").open(encoding="utf-8") as handle:
         table = list(csv.DictReader(handle))
     structures = read(tmp_path / "a.extxyz", index=":")
@@ -208,3 +240,36 @@ def test_command(molflt, untrained, tmp_path):
     wrong = molflt("adsorb", "[Na+]", "--on", "Pt", "--model", untrained, "-o", tmp_path / "b.html")
     assert (wrong.status, wrong.err.count("\n")) == (2, 1)
     assert not (tmp_path / "b.html").exists()
+
+
+def test_own_models_judge_any_surface(untrained):
+    """Planes, coverages and radicals by a model that states no domain, but not elements that it never saw."""
+    results = molflt.adsorb("[CH3]", ["Pt:211", "W"], untrained, coverage="1/2", n_guesses=3)
+    assert [one.surface for one in results] == ["Pt(211)", "W(110)"]
+    assert [one.coverage for one in results] == [0.5, 0.5]
+    assert np.isfinite(results[0].energies).all()
+    assert np.isnan([*results[1].energies, results[1].energy]).all()
+    assert results[1].doubt.endswith("so no energy is given: the model was not trained on W")
+    # Guesses are there for whoever wants to compute them.
+    assert {len(guess.structure.tags) for guess in results[1].guesses} == {len(results[1].guess.structure.tags)}
+
+
+def test_what_the_shipped_model_never_saw():
+    """A plane, a coverage, a radical and a small molecule have no energy, each for its reason; the rest has."""
+    model = molflt.load("pretrained:fg")
+    cases = {
+        ("CC=O", "Pt:100", None): r"^Pt\(100\): outside .* and this is Pt\(100\) with one to 9$",
+        ("CC=O", "Pt", "1/4"): r"and this is Pt\(111\) with one to 4$",
+        ("[CH3]", "Pt", None): "pretrained:fg was trained on no radicals$",
+        ("[OH]", "Au", None): "pretrained:fg was trained on no radicals$",
+        ("molecule:CH3", "Au", None): "pretrained:fg was trained on no radicals$",
+        ("[C-]#[O+]", "Pt", None): "2 adsorbate atoms, and at least 4 in training",
+        ("O", "Pt", None): "3 adsorbate atoms, and at least 4 in training",
+    }
+    for (smiles, on, coverage), reason in cases.items():
+        with pytest.warns(InputWarning, match="few or no placements are inside the training domain"):
+            (one,) = molflt.adsorb(smiles, on, model, coverage=coverage, n_guesses=2)
+        assert re.search(reason, one.doubt), one.doubt
+        assert np.isnan([one.energy, one.lowest, one.uncertainty_eV]).all()
+    (one,) = molflt.adsorb("CC=O", "Pt:111", model, coverage="1/12", n_guesses=2)
+    assert np.isfinite([one.energy, one.lowest, one.uncertainty_eV]).all()

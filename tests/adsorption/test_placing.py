@@ -10,14 +10,13 @@ from molflt.adsorption import molecule, placing
 from molflt.adsorption.placing import (
     CONTACT,
     ELEVATION,
-    HIGHEST,
     IMAGES_APART,
     LEVELS,
-    METALS,
     ROLL,
+    UNDER,
     guesses,
-    surface,
 )
+from molflt.adsorption.surfaces import CELL_HEIGHT, METALS, surface
 from molflt.data.ase import to_atoms
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.errors import InputError
@@ -52,7 +51,7 @@ def test_no_guess_clashes(smiles, metals):
             contact, image = contacts(atoms)
             assert CONTACT[0] - 1e-9 <= contact <= CONTACT[-1] + 1e-9
             assert image >= IMAGES_APART
-            assert atoms.positions[:, 2].max() <= HIGHEST
+            assert atoms.positions[:, 2].max() <= CELL_HEIGHT - UNDER
             assert atoms[:48].positions == pytest.approx(one.atoms.positions)
 
 
@@ -96,7 +95,7 @@ def test_quantiles_are_those_of_the_set():
     assert np.quantile([contacts(atoms)[0] for atoms in structures], LEVELS) == pytest.approx(CONTACT, abs=0.02)
     given = np.array([_angles(atoms.positions[atoms.get_tags() == 2]) for atoms in structures])
     random = np.random.default_rng(0)
-    lying = placing._lying(molecule("CCCO")[0].positions)
+    lying = placing.lying(molecule("CCCO")[0].positions)
     drawn = np.array([_angles(lying @ placing._orientation(random).as_matrix().T) for _ in range(1000)])
     for k, quantiles in enumerate((ELEVATION, ROLL)):
         assert np.quantile(given[:, k], LEVELS) == pytest.approx(quantiles, abs=4)

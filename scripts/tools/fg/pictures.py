@@ -53,7 +53,7 @@ def answer(found: Sequence[Adsorption]) -> Figure:
         [["chart"] * len(found), [f"side {k}" for k in range(len(found))], [f"top {k}" for k in range(len(found))]],
         height_ratios=(1.6, 1.0, 1.0),
     ).values()
-    names = [f"{one.metal}{one.face[3:]}" for one in found]
+    names = [one.surface for one in found]
     chart.bar(
         names, [one.energy for one in found], yerr=[one.uncertainty_eV for one in found], color=_BLUE, ecolor=_GREY
     )
