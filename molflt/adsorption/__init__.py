@@ -9,7 +9,6 @@ geometry (0.15); the lowest of all misses it by 0.22 eV, the lowest inside the d
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +22,7 @@ from molflt.data.dataset import ListDataset
 from molflt.data.rdkit import check_text, from_smiles, from_text
 from molflt.data.reading import ReadOptions
 from molflt.data.tables import refuse_ambiguous
-from molflt.errors import InputError, InputWarning, listed, renamed
+from molflt.errors import InputError, listed, renamed, warn_caller
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model, load
 from molflt.prediction.output import conformers_of
@@ -158,7 +157,7 @@ def adsorb(
     loaded = model if isinstance(model, Model) else load(model, device)
     results = adsorb_conformers(conformers, surfaces, loaded, smiles, n_guesses, seed, max_atoms)
     if doubts := doubts_of(results):
-        warnings.warn(doubts, InputWarning, stacklevel=2)
+        warn_caller(doubts)
     return results
 
 
@@ -221,7 +220,7 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
     # The placement of a guess depends on the order of the atoms.
     made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, options)
     if "remark" in made:
-        warnings.warn(f"{smiles}: {made.remark}", InputWarning, stacklevel=3)
+        warn_caller(f"{smiles}: {made.remark}")
     return [to_atoms(data) for data in conformers_of(made)[:MOST_CONFORMERS]]
 
 

@@ -105,7 +105,7 @@ def surface(metal: str) -> Surface:
     """
     symbol = metal.strip().capitalize()
     if symbol not in _SLABS:
-        raise InputError(f"'{metal:.40}' is not a metal with a known surface; choose among {', '.join(METALS)}")
+        raise InputError(f"no surface is known for '{metal:.40}'; choose among {', '.join(METALS)}")
     slab = _SLABS[symbol]
     size = (1, 1, _LAYERS)
     # The layer distances are corrected below.

@@ -157,7 +157,7 @@ def test_the_spread_of_an_ensemble(make_untrained):
         ("CO", "Pt", r"'CO' is methanol \(CH4O\) as a SMILES, and reads as carbon monoxide as a formula"),
         ("CO.O", "Pt", "is several molecules"),
         ("SC", "Pt", "was not trained on S; its energies of them are meaningless"),
-        ("OC", "Pt,W", "'W' is not a metal with a known surface"),
+        ("OC", "Pt,W", "no surface is known for 'W'; choose among Ag,"),
         ("OC", (), "no metal: choose among"),
         ("C" * 14, "Cu", "does not fit into the cell of Cu"),
     ],
