@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ def _summary(members: list[LoadedModel], name: str) -> dict[str, Any]:
         "elements": ", ".join(chemical_symbols[z] for z in metadata.elements),
         "trained on": f"{metadata.training_data.path}, {metadata.training_data.n_structures:,} structures{kinds}",
         "size": size if n == 1 else f"{size} each",
-        "more": f"molflt info -v {name}" + (f", and {card}" if card.exists() else ""),
+        "more": f"molflt info -v {shlex.quote(name)}" + (f", and {card}" if card.exists() else ""),
     }
 
 
@@ -303,7 +304,7 @@ def _print_table(explanation: Explanation) -> None:
         terminal.answer("sum over the atoms of the reference energy of the element and a learnt contribution")
     else:
         terminal.answer(f"{explanation.mean:.6f} eV for every structure, plus each atom's learnt contribution")
-    parts = ("contribution / eV", "reference", "learnt") if referenced else ("contribution / eV",)
+    parts = ("contribution / eV", "reference / eV", "learnt / eV") if referenced else ("contribution / eV",)
     table = Table("index", "element", "tag", *parts, "share")
     for column in table.columns[3:]:
         column.justify = "right"

@@ -66,6 +66,7 @@ def test_one_thing_needs_no_list(model, tmp_path):
 
 BAD = [
     ("C(C", "not a valid SMILES"),
+    ("ethanol", "give the SMILES, such as CCO for ethanol"),
     ("missing.cif", "missing.cif: no such file"),
     (3.5, "float holds no structure"),
     (Atoms("H2", positions=np.zeros((2, 3))), "Å apart"),
