@@ -52,10 +52,18 @@ def info_command(
             content = _summary([member for file in files for member in file], path)
     else:
         content = _data_info(path, tags, accept_unconverged, pairs)
+        if not as_json:
+            content["periodic"] = {_axes(key): n for key, n in content["periodic"].items()}
     if as_json:
         terminal.answer_json(content)
     else:
         _print(content, 0)
+
+
+def _axes(key: str) -> str:
+    """``TTF`` → ``along ab``."""
+    repeats = "".join(axis for axis, letter in zip("abc", key, strict=True) if letter == "T")
+    return f"along {repeats}" if repeats else "no"
 
 
 def _summary(members: list[LoadedModel], name: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,8 @@ def test_help_has_an_example(command):
     assert result.exit_code == 0
     assert f"Example: molflt {command} " in result.output
     assert max(len(line) for line in result.output.splitlines()) <= 80
+    # Values are named as manuals do, without typer's <list[str]> and {model}.
+    assert not re.search(r"[<{]\w+[\]\[|>} ]", result.output)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -147,6 +147,7 @@ def test_info_on_data(molflt, tiny_data):
         np.abs(values - values.mean()).mean()
     )
     assert content["periodic"] == {"TTF": 7, "FFF": 3}
+    assert "\nperiodic: along ab 7, no 3\n" in molflt("info", tiny_data / "val.lmdb").out
     assert content["with_relaxed_positions"] == 10
     assert "forces" not in content["labels"]
 
