@@ -147,6 +147,9 @@ def main() -> None:
     try:
         app()
     except SystemExit as stop:
+        # Typer makes a status of Ctrl-C.
+        if isinstance(getattr(stop.__context__, "__cause__", None), KeyboardInterrupt):
+            terminal.errors.print("Interrupted. Repeat the command.", style="yellow")
         # A pipe's reader, such as head, may stop early, which is no failure; click and rich end with status 1.
         enough = isinstance(stop.__context__, BrokenPipeError)
         try:
@@ -171,7 +174,7 @@ def main() -> None:
             terminal.forget_output()
         sys.exit(1)
     except KeyboardInterrupt:
-        terminal.errors.print("Interrupted.", style="yellow")
+        terminal.errors.print("Interrupted. Repeat the command.", style="yellow")
         sys.exit(130)
     except Exception as error:
         terminal.show_place()

@@ -53,6 +53,14 @@ def test_help_shows_every_sentence(command):
             assert f"[default: ({parameter.show_default})]" in shown, parameter.name
 
 
+def test_an_interruption_is_said(molflt, monkeypatch):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("molflt.cli.train.config_command", interrupted)
+    assert molflt("config", status=130).err == "Interrupted. Repeat the command.\n"
+
+
 def test_help_lists_every_command(molflt):
     result = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
