@@ -216,7 +216,7 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
     if n_atoms > _MOST_ATOMS:
         raise InputError(f"{smiles:.200}: {n_atoms} atoms do not fit into the cell; at most {_MOST_ATOMS} are tried")
     if len(Chem.GetMolFrags(mol)) > 1:
-        raise InputError(f"{smiles}: is several molecules; adsorb places one")
+        raise InputError(f"{smiles}: holds several molecules; adsorb takes one")
     # The placement of a guess depends on the order of the atoms.
     made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, options)
     if "remark" in made:
@@ -241,4 +241,4 @@ def _check(model: Model, molecule: Atoms, surfaces: Sequence[Surface]) -> None:
         )
     numbers = {int(z) for atoms in (molecule, *(one.atoms for one in surfaces)) for z in atoms.numbers}
     if unknown := unknown_elements(model.members[0], numbers):
-        raise InputError(f"{path}: was not trained on {', '.join(unknown)}; its energies of them are meaningless")
+        raise InputError(f"{path}: was not trained on {', '.join(unknown)}, so its energies would be meaningless")

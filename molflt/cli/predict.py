@@ -178,7 +178,7 @@ def _shard(text: str, out: Path | None, by_atom: bool, calibrate: str | None, oc
 
     shard = Shard.parse(text)
     if out is None or out.suffix not in (".csv", ".npz"):
-        raise InputError("--shard: give -o NAME.csv or NAME.npz, what all shards will be merged to")
+        raise InputError("--shard: give -o NAME.csv or NAME.npz, the file that the shards will be merged into")
     if by_atom or calibrate is not None:
         raise InputError("--shard: shards hold energies as predicted; leave out --forces, --per-atom and --calibrate")
     if oc20_split is not None:
