@@ -289,9 +289,7 @@ def _parsed(path: Path, text: bytes) -> ShardContent:
     *lines, _ = text.split(b"\n")
     header = _parse(lines[0], ShardHeader) if lines else None
     if header is None:
-        raise InputError(
-            f"{path}: is not a shard of a prediction, or is damaged; choose another file, or remove it and predict it again"
-        )
+        raise InputError(f"{path}: is not a shard of a prediction, or is damaged; remove it, or give another")
     content = ShardContent(header, length=len(lines[0]) + 1)
     for line in lines[1:]:
         part = _parse(line, _Part)
