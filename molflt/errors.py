@@ -47,6 +47,23 @@ class InputWarning(UserWarning):
     """
 
 
+_LIBRARIES = ("molflt", "ase", "torch", "torch_sim")
+"""Packages whose frames lie between a warning and the line of the user that led to it."""
+
+
+def warn_caller(text: str, category: type[Warning] = InputWarning) -> None:
+    """Warn at the line of the user's code that led to the warning.
+
+    Args:
+        text: of the warning.
+        category: of the warning.
+    """
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
+
+
 class AgreedError(InputError):
     """Error known to all processes of a run: only the first prints it."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -26,7 +25,7 @@ from molflt.data.dataset import ListDataset
 from molflt.data.rdkit import check_text, from_smiles, from_text
 from molflt.data.reading import ReadOptions
 from molflt.data.tables import refuse_ambiguous
-from molflt.errors import InputError, InputWarning, listed, renamed
+from molflt.errors import InputError, listed, renamed, warn_caller
 from molflt.prediction.members import ModelPath, member_paths
 from molflt.prediction.model import Model, load
 from molflt.prediction.output import conformers_of
@@ -187,7 +186,7 @@ def adsorb(
     loaded = model if isinstance(model, Model) else load(model, device)
     results = adsorb_conformers(conformers, surfaces, loaded, smiles, n_guesses, seed, max_atoms)
     if doubts := doubts_of(results):
-        warnings.warn(doubts, InputWarning, stacklevel=2)
+        warn_caller(doubts)
     return results
 
 
@@ -275,11 +274,11 @@ def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
     if n_atoms > _MOST_ATOMS:
         raise InputError(f"{smiles:.200}: {n_atoms} atoms do not fit into the cell; at most {_MOST_ATOMS} are tried")
     if len(Chem.GetMolFrags(mol)) > 1:
-        raise InputError(f"{smiles}: is several molecules; adsorb places one")
+        raise InputError(f"{smiles}: holds several molecules; adsorb takes one")
     # The placement of a guess depends on the order of the atoms.
     made = from_smiles(Chem.MolToSmiles(mol), smiles, seed, options)
     if "remark" in made:
-        warnings.warn(f"{smiles}: {made.remark}", InputWarning, stacklevel=3)
+        warn_caller(f"{smiles}: {made.remark}")
     shapes = [to_atoms(data) for data in conformers_of(made)[:MOST_CONFORMERS]]
     for shape in shapes:
         shape.info[_UNPAIRED] = unpaired
@@ -303,4 +302,4 @@ def _check(model: Model, molecule: Atoms) -> None:
             "the adsorption energy of the relaxed one"
         )
     if unknown := unknown_elements(model.members[0], set(molecule.numbers.tolist())):
-        raise InputError(f"{path}: was not trained on {', '.join(unknown)}; its energies of them are meaningless")
+        raise InputError(f"{path}: was not trained on {', '.join(unknown)}, so its energies would be meaningless")

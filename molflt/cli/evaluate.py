@@ -180,15 +180,15 @@ def _content(
 def _print(found: Evaluation, calibration: Calibration | None, target: str, n_members: int) -> None:
     metrics = found.metrics
     terminal.answer(f"{found.source}: {metrics.n:,} structures, {QUANTITIES[target]}")
-    less = ", less reference energies," if found.table.references.any() else ""
-    share = f"   ({metrics.mae_over_mad:.3f} of the mean absolute deviation{less} {metrics.mad:.4f} eV)"
+    less = " after subtracting the elements' energies" if found.table.references.any() else ""
+    share = f"   ({metrics.mae_over_mad:.3f} of the mean absolute deviation {metrics.mad:.4f} eV{less})"
     terminal.answer(f"  MAE   {metrics.energy_mae:.4f} eV{share if metrics.mad > 0 else ''}")
     terminal.answer(f"  RMSE  {metrics.energy_rmse:.4f} eV")
     terminal.answer(f"  EwT   {100 * metrics.ewt:.2f} %   (|error| < 0.02 eV)")
     if (forces := found.force_metrics) is not None:
         relative = forces.force_rmse / (forces.force_rms or 1.0)
         terminal.answer(
-            f"  forces, of components: MAE {forces.force_mae:.4f}, RMSE {forces.force_rmse:.4f} eV/Å   "
+            f"  forces, per component: MAE {forces.force_mae:.4f}, RMSE {forces.force_rmse:.4f} eV/Å   "
             f"({relative:.3f} of the root mean square {forces.force_rms:.4f} eV/Å)"
         )
     if calibration is not None:

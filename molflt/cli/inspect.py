@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,10 +52,18 @@ def info_command(
             content = _summary([member for file in files for member in file], path)
     else:
         content = _data_info(path, tags, accept_unconverged, pairs)
+        if not as_json:
+            content["periodic"] = {_axes(key): n for key, n in content["periodic"].items()}
     if as_json:
         terminal.answer_json(content)
     else:
         _print(content, 0)
+
+
+def _axes(key: str) -> str:
+    """``TTF`` → ``along ab``."""
+    repeats = "".join(axis for axis, letter in zip("abc", key, strict=True) if letter == "T")
+    return f"along {repeats}" if repeats else "no"
 
 
 def _summary(members: list[LoadedModel], name: str) -> dict[str, Any]:
@@ -78,7 +87,7 @@ def _summary(members: list[LoadedModel], name: str) -> dict[str, Any]:
         "elements": ", ".join(chemical_symbols[z] for z in metadata.elements),
         "trained on": f"{metadata.training_data.path}, {metadata.training_data.n_structures:,} structures{kinds}",
         "size": size if n == 1 else f"{size} each",
-        "more": f"molflt info -v {name}" + (f", and {card}" if card.exists() else ""),
+        "more": f"molflt info -v {shlex.quote(name)}" + (f", and {card}" if card.exists() else ""),
     }
 
 
@@ -303,7 +312,7 @@ def _print_table(explanation: Explanation) -> None:
         terminal.answer("sum over the atoms of the reference energy of the element and a learnt contribution")
     else:
         terminal.answer(f"{explanation.mean:.6f} eV for every structure, plus each atom's learnt contribution")
-    parts = ("contribution / eV", "reference", "learnt") if referenced else ("contribution / eV",)
+    parts = ("contribution / eV", "reference / eV", "learnt / eV") if referenced else ("contribution / eV",)
     table = Table("index", "element", "tag", *parts, "share")
     for column in table.columns[3:]:
         column.justify = "right"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from molflt import __version__
 from molflt.cli import terminal
@@ -39,22 +40,38 @@ _FORMER = {"--frequencies": "--far-field-method"}
 _HOW_MUCH = ("--quiet", "-q", "--verbose", "-v")
 
 
-class _Flags:
-    """Show flags as such: typer's help would say ``<bool>``, as if they took a value."""
+_KINDS = {"path": "PATH", "str": "TEXT", "list[str]": "TEXT", "int": "N", "int range": "N"}
+"""Values of options as the help names them, by typer's names."""
+
+
+class _Plain:
+    """Name arguments and values as manuals do: typer's help would say ``{model}``, ``<list[str]>`` and ``<bool>``."""
 
     def get_params(self, ctx: Any) -> Any:
         parameters = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
-            if getattr(parameter, "is_flag", False):
+            if isinstance(parameter, TyperArgument):
+                name = parameter.metavar or parameter.name.upper() + "..." * (parameter.nargs != 1)
+                parameter.metavar, usage = name, name if parameter.required else f"[{name}]"
+                parameter.get_usage_pieces = partial(_always, [usage])
+                parameter.display_type_rich = partial(_always, None)
+            elif getattr(parameter, "is_flag", False):
                 parameter.metavar = ""
+            elif parameter.metavar is None and hasattr(parameter, "display_type"):
+                kind = parameter.display_type(ctx).strip("<>")
+                parameter.metavar = _KINDS.get(kind, kind)
         return parameters
 
 
-class _Command(_Flags, TyperCommand):
+def _always(value: Any, ctx: Any) -> Any:
+    return value
+
+
+class _Command(_Plain, TyperCommand):
     pass
 
 
-class _Commands(_Flags, TyperGroup):
+class _Commands(_Plain, TyperGroup):
     """Accept ``--quiet`` and ``--verbose`` before or after a command's name."""
 
     def __init__(self, **options: Any) -> None:
@@ -68,7 +85,10 @@ class _Commands(_Flags, TyperGroup):
         module = import_module(f"molflt.cli.{_COMMANDS[cmd_name]}")
         alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
         alone.command(cmd_name, cls=_Command)(getattr(module, f"{cmd_name.replace('-', '_')}_command"))
-        return typer.main.get_command(alone)
+        command = typer.main.get_command(alone)
+        # Typer breaks lines where the source does.
+        command.help = re.sub(r"(?<=\S)\n(?=\S)", " ", command.help or "")
+        return command
 
     def make_context(self, info_name: Any, args: list[str], *arguments: Any, **options: Any) -> Any:
         own = args[: args.index("--")] if "--" in args else args
@@ -128,6 +148,9 @@ def main() -> None:
     try:
         app()
     except SystemExit as stop:
+        # Typer makes a status of Ctrl-C.
+        if isinstance(getattr(stop.__context__, "__cause__", None), KeyboardInterrupt):
+            terminal.errors.print("Interrupted. Repeat the command.", style="yellow")
         # A pipe's reader, such as head, may stop early, which is no failure; click and rich end with status 1.
         enough = isinstance(stop.__context__, BrokenPipeError)
         try:
@@ -152,7 +175,7 @@ def main() -> None:
             terminal.forget_output()
         sys.exit(1)
     except KeyboardInterrupt:
-        terminal.errors.print("Interrupted.", style="yellow")
+        terminal.errors.print("Interrupted. Repeat the command.", style="yellow")
         sys.exit(130)
     except Exception as error:
         terminal.show_place()

@@ -117,9 +117,7 @@ def predict_command(
     if out is not None:
         write_predictions(out, prediction, structures, target, oc20_split)
         n -= len(prediction.failures)
-        terminal.say(f"{n} energ{'y' if n == 1 else 'ies'} ({target}, eV) in {out}")
-        if prediction.contractions:
-            terminal.say(f"far field by {prediction.far_field}")
+        terminal.say(f"{n} energ{'y' if n == 1 else 'ies'} in {out}, in eV")
         return
     if as_json:
         for i in range(len(prediction.names)):
@@ -180,7 +178,7 @@ def _shard(text: str, out: Path | None, by_atom: bool, calibrate: str | None, oc
 
     shard = Shard.parse(text)
     if out is None or out.suffix not in (".csv", ".npz"):
-        raise InputError("--shard: give -o NAME.csv or NAME.npz, what all shards will be merged to")
+        raise InputError("--shard: give -o NAME.csv or NAME.npz, the file that the shards will be merged into")
     if by_atom or calibrate is not None:
         raise InputError("--shard: shards hold energies as predicted; leave out --forces, --per-atom and --calibrate")
     if oc20_split is not None:
@@ -219,4 +217,4 @@ def merge_command(
     write_predictions(out, prediction, None, target, oc20_split)
     skipped = f", {len(prediction.failures)} skipped" if prediction.failures else ""
     n_energies = len(prediction.names) - len(prediction.failures)
-    terminal.say(f"{n_energies} energies ({target}, eV) of {len(shards)} shards in {out}{skipped}")
+    terminal.say(f"{n_energies} energies of {len(shards)} shards in {out}, in eV{skipped}")

@@ -190,7 +190,7 @@ def system_error(error: OSError) -> str:
     return "; ".join([text, *([remedy] if remedy else []), *getattr(error, "__notes__", ())])
 
 
-DEVICE = typer.Option("auto", help="auto, cpu or cuda.")
+DEVICE = typer.Option("auto", metavar="DEVICE", help="auto, cpu or cuda.")
 MAX_ATOMS = typer.Option(2048, min=1, help="Atoms per batch; affects memory, not results.")
 METHOD = typer.Option(None, "--far-field-method", help="Evaluate the far field by this method.")
 TAGS = typer.Option("auto", help="Convention of tags: OC20's, or ASE's layer numbers.")

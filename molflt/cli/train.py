@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Literal
 
 import typer
 
 from molflt.cli.terminal import answer, command_line, errors, say, warn
-from molflt.errors import AgreedError, InputError
+from molflt.errors import AgreedError, InputError, InputWarning
 from molflt.vocabulary import Compile, EnergyUnit
 
 Task = Literal["energy", "forces", "adsorption"]
@@ -27,14 +28,19 @@ def train_command(
         help="PRESET, or a YAML file as 'molflt config PRESET' prints it; - for standard input.",
         show_default="that of the task: forces, or small",
     ),
-    overrides: list[str] = typer.Argument(None, help="key.sub=value, as often as needed.", show_default=False),
+    overrides: list[str] = typer.Argument(
+        None,
+        help="Any number of configuration keys, as trainer.max_epochs=5.",
+        metavar="KEY=VALUE...",
+        show_default=False,
+    ),
     task: Task = typer.Option(None, help="Quantity to learn.", show_default="found in the file given with --train"),
     train: str = typer.Option(None, "--train", metavar="FILE", help="Structures to train on.", show_default=False),
     val: str = typer.Option(None, "--val", metavar="FILE", help="Structures to validate on.", show_default=False),
     energy_key: str = typer.Option(
-        None, help="Name of the energy in the files, as in REF_energy.", show_default=False
+        None, metavar="KEY", help="Name of the energy in the files, as in REF_energy.", show_default=False
     ),
-    forces_key: str = typer.Option(None, help="Name of the forces in the files.", show_default=False),
+    forces_key: str = typer.Option(None, metavar="KEY", help="Name of the forces in the files.", show_default=False),
     unit: EnergyUnit = typer.Option(None, help="Unit of the energies in the files.", show_default=False),
     start: str = typer.Option(
         None, "--from", metavar="MODEL", help="Short for init.model=: the model to fine-tune.", show_default=False
@@ -44,7 +50,9 @@ def train_command(
         "never", help="auto: resume the run in --out after its last finished epoch."
     ),
     compile_: Compile = typer.Option(None, "--compile", help="Short for trainer.compile=.", show_default=False),
-    cache: str = typer.Option(None, help="Short for data.cache=: where large data are prepared.", show_default=False),
+    cache: str = typer.Option(
+        None, metavar="FOLDER", help="Short for data.cache=: where large data are prepared.", show_default=False
+    ),
     report: bool = typer.Option(True, "--report/--no-report", help="Write report.html at the end."),
 ) -> None:
     """Train a model of energies, of energies and forces, or of adsorption energies.
@@ -116,7 +124,10 @@ def _task_of(path: str) -> Task:
     from molflt.data.reading import ReadOptions
     from molflt.files import resolve_path
 
-    first = open_dataset(resolve_path(path), ReadOptions(True, conformers=1, accept_unconverged=True))[0]
+    # Remarks on the file come when it is read to train on.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InputWarning)
+        first = open_dataset(resolve_path(path), ReadOptions(True, conformers=1, accept_unconverged=True))[0]
     return "adsorption" if "y_relaxed" in first else "forces" if "forces" in first else "energy"
 
 

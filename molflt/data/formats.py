@@ -25,7 +25,7 @@ from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, KNOWN_VALUES, ReadOptions
 from molflt.data.record import RECORD_KEYS
 from molflt.data.text import COMPRESSED, Notes, bare_name, bare_suffix, content, remark
-from molflt.errors import InputError, InputWarning, in_line, listed, noting, ordinary_file
+from molflt.errors import InputError, in_line, listed, noting, ordinary_file, warn_caller
 from molflt.terminal_text import printable
 
 TABLES, LISTS = (".csv", ".tsv"), (".smi", ".smiles", ".inchi")
@@ -123,7 +123,7 @@ def read_ase(path: str | os.PathLike[str], options: ReadOptions = DEFAULT) -> Li
         notes.add(
             f"not read: {', '.join(map(printable, list(unread)[:_SHOWN]))}{', ...' * (len(unread) > _SHOWN)}. molflt "
             "reads Lattice, pbc, energy, forces, charge and move_mask, and labels that are named "
-            "(data.label, data.force_label)"
+            "(train: --energy-key, --forces-key; evaluate: --label, --force-label)"
         )
     if isinstance(atoms, Atoms) and was_cut(atoms):
         notes.add("was cut short; the steps that are complete are read")
@@ -274,7 +274,7 @@ def give_skipped(skipped: Sequence[str], n: int, where: str, what: str = "struct
     )
     if len(skipped) == n:
         raise InputError(text)
-    warnings.warn(text, InputWarning, stacklevel=3)
+    warn_caller(text)
 
 
 def is_molecules(file: Path) -> bool:

@@ -134,15 +134,16 @@ class LabelSpec(BaseModel):
         return found
 
     def remedy(self, candidates: Sequence[str]) -> str:
-        """Options that name these numbers if the label is missing; empty without any."""
+        """Options of training that name these numbers if the label is missing; empty without any."""
         given = []
         for name in candidates:
             if name in TARGETS and name != self.target:
-                given.append(f"data.target={name}" + (" data.label=null" if self.label else ""))
+                target = "--task energy" if name == "energy" else f"data.target={name}"
+                given.append(target + (" data.label=null" if self.label else ""))
             elif self.target in ("energy", name) or "ads" in name.lower():
-                given.append(f"data.label={name}")
+                given.append(f"--energy-key {name}")
             else:
-                given.append(f"data.target=energy data.label={name}")
+                given.append(f"--task energy --energy-key {name}")
         evaluate = f" (evaluate: --label {' or '.join(candidates)})" if candidates else ""
         return " or ".join(given) + evaluate
 

@@ -35,7 +35,7 @@ from molflt.data.runs import (
 )
 from molflt.data.tables import MOLECULE
 from molflt.data.text import bare_suffix
-from molflt.errors import InputError, InputWarning, in_line, noting, refuse
+from molflt.errors import InputError, InputWarning, in_line, noting, refuse, warn_caller
 from molflt.files import standard_input
 from molflt.terminal_text import printable
 
@@ -260,7 +260,7 @@ def _read_standard_input(options: ReadOptions) -> ListDataset:
         except InputError as error:
             raise _of_standard_input(error, file) from error
     for remark in remarks:
-        warnings.warn(_renamed(str(remark.message), file), remark.category, stacklevel=2)
+        warn_caller(_renamed(str(remark.message), file), remark.category)
     for place, item in enumerate(found.items):
         if isinstance(item, InputError):
             found.items[place] = _of_standard_input(item, file)

@@ -122,7 +122,7 @@ def prepare(
             if not overwrite:
                 raise InputError(
                     f"{folder}: holds other data, or the same in another state or read in another way; choose "
-                    "another folder, or ask to overwrite"
+                    "another folder, or give --overwrite"
                 )
             _clear(folder)
         if not (folder / MANIFEST).is_file():

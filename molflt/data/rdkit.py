@@ -204,6 +204,9 @@ def read_smiles_file(path: str | os.PathLike[str], options: ReadOptions = DEFAUL
     return ListDataset.read(structures, bad, options.on_bad, str(file))
 
 
+_NAMES = "; names are not known: give the SMILES, such as CCO for ethanol, or molecule:NAME of ASE's g2 set"
+
+
 def parse_smiles(smiles: str, name: str) -> Chem.Mol:
     """Parse a SMILES or InChI as a graph without positions; ``name`` is for messages.
 
@@ -220,10 +223,10 @@ def parse_smiles(smiles: str, name: str) -> Chem.Mol:
         messages = said()
     if mol is None:
         ways = as_formula(smiles)[0]
-        remedy = f"; as a formula, its SMILES is {ways}" if ways else ""
+        remedy = f"; as a formula, its SMILES is {ways}" if ways else _NAMES * smiles.isalpha()
         raise InputError(f"{name}: '{smiles:.200}' is not a valid {kind}{because(messages)}{remedy}")
     if mol.GetNumAtoms() == 0:
-        raise InputError(f"{name}: the SMILES is empty")
+        raise InputError(f"{name or repr(name)}: the SMILES is empty; give one, such as CCO for ethanol")
     return mol
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lzma
 import re
-import warnings
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -14,7 +13,7 @@ from typing import NamedTuple, NoReturn
 from ase.data import atomic_numbers
 from ase.io.formats import open_with_compression
 
-from molflt.errors import InputError, InputWarning, ordinary_file
+from molflt.errors import InputError, ordinary_file, warn_caller
 
 _BLOCK = 1 << 20
 _ALWAYS_ALLOWED = 64 << 20
@@ -117,7 +116,7 @@ def refuse(where: str, lines: Sequence[Line], why: str) -> NoReturn:
 
 def remark(where: str, text: str) -> None:
     """Warn about something ignored or assumed in a file or folder."""
-    warnings.warn(f"{where}: {text}", InputWarning, stacklevel=3)
+    warn_caller(f"{where}: {text}")
 
 
 class Notes:
@@ -142,7 +141,7 @@ class Notes:
         for remark, records in self._records.items():
             n = len(records)
             which = "" if n == 0 else f" ({records[0]})" if n == 1 else f" ({n:,} structures, first: {records[0]})"
-            warnings.warn(f"{self._where}: {remark}{which}", InputWarning, stacklevel=3)
+            warn_caller(f"{self._where}: {remark}{which}")
         self._records.clear()
 
 

@@ -57,8 +57,7 @@ def xyz_frames(stream: IO[str], where: str, notes: Notes) -> Iterator[Atoms | In
             raise
         except UnicodeDecodeError as error:
             raise InputError(
-                f"{where}#{index}: not text in UTF-8, somewhere behind line {lines.n_read}: {error.reason}; save it "
-                "as UTF-8"
+                f"{where}#{index}: not UTF-8 text, from line {lines.n_read + 1} on: {error.reason}; save it as UTF-8"
             ) from error
         if frame is None:
             return

@@ -226,7 +226,7 @@ def calibrate(predicted: np.ndarray, std: np.ndarray, expected: np.ndarray) -> C
     error = np.asarray(predicted, dtype=np.float64) - np.asarray(expected, dtype=np.float64)
     std = np.asarray(std, dtype=np.float64)
     if len(error) < 2:
-        raise InputError("calibration needs at least two labelled structures, better hundreds")
+        raise InputError("calibration needs at least two labelled structures, preferably hundreds")
     if not np.all(std > 0):
         raise InputError("calibration needs members that differ: their predictions agree exactly")
     factor = float(np.sqrt(((error / std) ** 2).mean()))

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from molflt.data.dataset import ConcatDataset, ListDataset, StructureDataset
 from molflt.data.open import resolve_inputs, structures_of
 from molflt.data.reading import CONFORMERS, ReadOptions
-from molflt.errors import InputError, InputWarning, listed
+from molflt.errors import InputError, listed, warn_caller
 from molflt.model.config import Uncertainty
 from molflt.model.file import LoadedModel, ModelMetadata
 from molflt.prediction.members import ModelPath, load_members, meaning_of_uncertainty, uncertainty_of
@@ -149,7 +149,7 @@ class Model:
             message = listed(f"{len(reasons)} of {len(entries)} entries cannot be used", list(reasons.values()))
             if on_error == "raise":
                 raise InputError(f"{message}\nCorrect them, or give on_error='skip'")
-            warnings.warn(f"{message}\nTheir energies are NaN", stacklevel=2)
+            warn_caller(f"{message}\nTheir energies are NaN", UserWarning)
         if forces or per_atom or embeddings:
             return found
         return (found.energies, found.uncertainty_eV) if return_uncertainty else found.energies
@@ -179,7 +179,7 @@ class Model:
         found = predict(self.members, structures, self.device, max_atoms, on_error, forces, per_atom, embeddings)
         doubt = doubt_of_forces(self.metadata) if forces else None
         for line in [*filter(None, [doubt]), *found.doubts()]:
-            warnings.warn(line, InputWarning, stacklevel=3)
+            warn_caller(line)
         return found
 
 

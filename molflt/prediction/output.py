@@ -186,7 +186,7 @@ def check_output(path: Path, oc20_split: OC20Split | None, overwrite: bool) -> N
         InputError: an unknown suffix, a file that exists, or leaderboard keys in anything but npz.
     """
     if path.suffix not in FORMATS:
-        raise InputError(f"{path}: output must end in {', '.join(FORMATS)}")
+        raise InputError(f"{path}: output must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     if oc20_split is not None and path.suffix != ".npz":
         raise InputError(f"{path}: the leaderboard takes npz; use -o NAME.npz with --oc20-split")
     if path.is_dir():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from molflt.data.dataset import StructureDataset, fingerprint
 from molflt.data.open import STANDARD_INPUT, paths_behind
 from molflt.data.progress import track
 from molflt.data.reading import DEFAULT, ReadOptions
-from molflt.errors import InputError, InputWarning, in_line, naming
+from molflt.errors import InputError, in_line, naming, warn_caller
 from molflt.files import lock
 from molflt.model.file import LoadedModel
 from molflt.prediction.model import Model
@@ -136,7 +135,7 @@ def predict_shard(
             os.fsync(handle.fileno())
     prediction = joined(content.parts)
     for line in prediction.doubts():
-        warnings.warn(line, InputWarning, stacklevel=2)
+        warn_caller(line)
     return prediction, path, before
 
 
@@ -290,7 +289,7 @@ def _parsed(path: Path, text: bytes) -> ShardContent:
     *lines, _ = text.split(b"\n")
     header = _parse(lines[0], ShardHeader) if lines else None
     if header is None:
-        raise InputError(f"{path}: is not a shard of a prediction, or is damaged; choose another name, or remove it")
+        raise InputError(f"{path}: is not a shard of a prediction, or is damaged; remove it, or give another")
     content = ShardContent(header, length=len(lines[0]) + 1)
     for line in lines[1:]:
         part = _parse(line, _Part)

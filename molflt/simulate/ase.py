@@ -10,7 +10,6 @@ kept until an atom has moved too far.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,7 +29,7 @@ from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.quality.domain import GEOMETRIC
 from molflt.data.reading import ReadOptions
-from molflt.errors import InputError, renamed
+from molflt.errors import InputError, renamed, warn_caller
 from molflt.model.charges import dipoles
 from molflt.model.compiled import compile_model, is_wanted
 from molflt.model.derivatives import derivatives
@@ -341,10 +340,10 @@ class DomainWarnings:
             atoms = data.atomic_numbers.sort().values.tolist()
             what = f"{rule} {atoms}" if rule in GEOMETRIC else text
             remedy = "energies and forces are unreliable: check the structure, or train on others like it"
-            self.say(f"outside the model's domain: {where}{text}; {remedy}", what, stacklevel=5)
+            self.say(f"outside the model's domain: {where}{text}; {remedy}", what)
 
-    def say(self, text: str, what: str, stacklevel: int = 3) -> None:
+    def say(self, text: str, what: str) -> None:
         """Warn unless there was a warning of ``what`` before."""
         if what not in self._said:
             self._said.add(what)
-            warnings.warn(text, stacklevel=stacklevel)
+            warn_caller(text, UserWarning)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from torch_geometric.data import Data
 
 from molflt.data.ase import from_atoms
 from molflt.data.reading import ReadOptions
-from molflt.errors import InputError
+from molflt.errors import InputError, warn_caller
 from molflt.model.file import LoadedModel
 from molflt.prediction.members import ModelPath
 from molflt.prediction.model import Model
@@ -66,7 +65,7 @@ class MolFLTModel(ModelInterface):
         if reason := why_no_forces(self.model.target):
             raise InputError(f"no forces: this model {reason}")
         if text := doubt_of_forces(self.model.metadata):
-            warnings.warn(text, stacklevel=2)
+            warn_caller(text, UserWarning)
         self._device, self._dtype = self.model.device, torch.float64
         self._compute_forces, self._compute_stress = True, stress
         self._warnings = DomainWarnings()

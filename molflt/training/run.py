@@ -200,7 +200,7 @@ def _model(
         # A mean for each structure would be counted once, however large the adsorbate.
         statistics = replace(statistics, mean=0.0)
     if statistics.mean and data.separation:
-        say(f"{config.init.model} has a mean energy for each structure, which does not add up: no loss.separation")
+        say(f"{config.init.model} adds a mean to each structure, which does not add up: no loss.separation")
         data.separation = 0.0
     model.standardiser.load_statistics(statistics)
     training_data = TrainingData(

@@ -59,9 +59,10 @@ class TrainingSet:
         known = self.domain.occurrence
         if known is None or known.of_adsorbates or not (open_ones := known.span.open_elements()):
             return []
+        elements = " and ".join([", ".join(open_ones[:-1]), open_ones[-1]])
         return [
-            f"Note: all compositions of training are combinations of {known.span}, so the energies of "
-            f"{' and '.join(open_ones)} are determined only together: other compositions get a warning"
+            f"Note: all compositions of training are combinations of {known.span}, so the energies of {elements} are "
+            "determined only together: other compositions get a warning"
         ]
 
     def force_weight(self, asked: Literal["auto"] | float, squared: bool = False) -> float:

@@ -103,7 +103,8 @@ def _read_yaml(path: Path, started: bool) -> dict[str, Any]:
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the YAML file")
     if not path.exists() and str(path) != STANDARD_INPUT:
-        raise InputError(f"{path}: no such file; 'molflt config tiny > {path}' makes one")
+        remedy = f"'molflt config tiny > {path}' makes one" if path.suffix else f"presets are {', '.join(PRESETS)}"
+        raise InputError(f"{path}: no such file; {remedy}")
     try:
         text = _read(path)
     except (UnicodeDecodeError, OSError) as error:

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,8 @@ def test_help_has_an_example(command):
     assert result.exit_code == 0
     assert f"Example: molflt {command} " in result.output
     assert max(len(line) for line in result.output.splitlines()) <= 80
+    # Values are named as manuals do, without typer's <list[str]> and {model}.
+    assert not re.search(r"[<{]\w+[\]\[|>} ]", result.output)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -48,6 +51,14 @@ def test_help_shows_every_sentence(command):
         assert " ".join(parameter.help.split()) in shown, parameter.name
         if isinstance(parameter.show_default, str):
             assert f"[default: ({parameter.show_default})]" in shown, parameter.name
+
+
+def test_an_interruption_is_said(molflt, monkeypatch):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("molflt.cli.train.config_command", interrupted)
+    assert molflt("config", status=130).err == "Interrupted. Repeat the command.\n"
 
 
 def test_help_lists_every_command(molflt):

@@ -25,6 +25,7 @@ import pytest
         (("evaluate", "MODEL", "DATA", "--device", "tpu"), "use auto, cpu or cuda"),
         (("predict", "NEW.safetensors", "CCO"), "NEW.safetensors: no such file"),
         (("predict", "qm7-small", "CCO"), "did you mean pretrained:qm7-small?"),
+        (("train", "tinny", "--out", "NEW"), "tinny: no such file; presets are "),
         *((command, "NEW.cif") for command in (("info", "NEW.cif"), ("evaluate", "MODEL", "NEW.cif"))),
         (("predict", "MODEL", "NEW.cif"), "NEW.cif"),
         (("fetch", "oc22", "--to", "NEW"), "there is no data set 'oc22' to fetch; choose one of oc20-is2re"),

@@ -65,7 +65,7 @@ def test_totals_in_hartree(train, molflt, folder, tmp_path):
     record = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8"))
     assert f"({record['val/energy_mae'] / content['mad']:.3f} of MAD)" in trained.err
     page = molflt("evaluate", run, val, "--report", tmp_path / "r.html")
-    assert "less reference energies" in page.out
+    assert "after subtracting the elements' energies" in page.out
     assert "expected energy − references" in (tmp_path / "r.html").read_text(encoding="utf-8")
     wrong = molflt("evaluate", run, val, "--label", "E_kcal", "--unit", "eV", status=2)
     assert "--unit kcal/mol" in wrong.err

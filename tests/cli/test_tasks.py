@@ -45,6 +45,7 @@ def test_files_names_and_unit_are_options(molflt, file, make_config, tmp_path):
     result = molflt("train", config, *files, "--unit", "kJ/mol", "--out", run, "--no-report", "data.max_atoms=12")
     assert result.status == 0, result
     assert "task: forces, by the labels in" in result.err
+    assert "not read" not in result.err
     metadata = load_model(run / "best.safetensors").metadata
     spec = metadata.label_spec
     assert (metadata.target, spec.label, spec.unit, spec.force_label) == (

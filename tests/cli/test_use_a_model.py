@@ -97,9 +97,7 @@ def test_predict_to_a_file(suffix, molflt, model_path, tiny_data, tmp_path):
     path = tmp_path / f"out{suffix}"
     result = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", path, status=0)
     assert result.out == ""
-    *_, first, second = result.err.strip().splitlines()
-    assert first == f"10 energies (y_relaxed, eV) in {path}"
-    assert second.startswith("far field by ")
+    assert result.err.splitlines()[-1] == f"10 energies in {path}, in eV"
     content = path.read_bytes()
     again = molflt("predict", model_path, tiny_data / "val.lmdb", "-o", path, status=2)
     assert "--overwrite" in again.err
@@ -149,6 +147,8 @@ def test_info_on_data(molflt, tiny_data):
         np.abs(values - values.mean()).mean()
     )
     assert content["periodic"] == {"TTF": 7, "FFF": 3}
+    (axes,) = (line for line in result.out.splitlines() if line.startswith("periodic: "))
+    assert sorted(axes.removeprefix("periodic: ").split(", ")) == ["along ab 7", "no 3"]
     assert content["with_relaxed_positions"] == 10
     assert "forces" not in content["labels"]
 

@@ -172,12 +172,12 @@ def _screened(path, labels):
 @pytest.mark.parametrize(
     ("info", "spec", "remedy"),
     [
-        ({"energy": -1.0}, {"target": "y_relaxed"}, "data.target=energy"),
+        ({"energy": -1.0}, {"target": "y_relaxed"}, "--task energy"),
         ({"y_init": -1.0}, {"target": "y_relaxed", "label": "E"}, "data.target=y_init data.label=null"),
-        ({"y_init": -1.0}, {"target": "y_init", "label": "E"}, "data.label=y_init"),
-        ({"U0": -1.0, "comment": "x", "sid": 3}, {"target": "y_relaxed"}, "data.target=energy data.label=U0"),
-        ({"U0": -1.0, "Q": 2.0}, {}, "data.label=Q or data.label=U0"),
-        ({"E_ads": -1.0}, {"target": "y_relaxed"}, "data.label=E_ads"),
+        ({"y_init": -1.0}, {"target": "y_init", "label": "E"}, "--energy-key y_init"),
+        ({"U0": -1.0, "comment": "x", "sid": 3}, {"target": "y_relaxed"}, "--task energy --energy-key U0"),
+        ({"U0": -1.0, "Q": 2.0}, {}, "--energy-key Q or --energy-key U0"),
+        ({"E_ads": -1.0}, {"target": "y_relaxed"}, "--energy-key E_ads"),
     ],
 )
 def test_a_wrong_name_leads_to_the_right_one(info, spec, remedy, tmp_path):
@@ -186,7 +186,8 @@ def test_a_wrong_name_leads_to_the_right_one(info, spec, remedy, tmp_path):
         _screened(path, LabelSpec(**spec))
     assert f"Give {remedy} (evaluate: --label" in str(error.value)
     # What it says works.
-    given = dict(word.removeprefix("data.").split("=") for word in remedy.split(" or ")[0].split())
+    keys = remedy.split(" or ")[0].replace("--task ", "target=").replace("--energy-key ", "label=")
+    given = dict(word.removeprefix("data.").split("=") for word in keys.split())
     assert len(_screened(path, LabelSpec(**spec | {k: None if v == "null" else v for k, v in given.items()}))) == 3
 
 

@@ -66,6 +66,7 @@ def test_one_thing_needs_no_list(model, tmp_path):
 
 BAD = [
     ("C(C", "not a valid SMILES"),
+    ("ethanol", "give the SMILES, such as CCO for ethanol"),
     ("missing.cif", "missing.cif: no such file"),
     (3.5, "float holds no structure"),
     (Atoms("H2", positions=np.zeros((2, 3))), "Å apart"),
@@ -84,6 +85,7 @@ def test_a_bad_entry_does_not_spoil_the_others(bad, reason, model):
     with pytest.warns(UserWarning, match=r"1 of 3 entries cannot be used\n  entry 1: ") as warned:
         energies = model.predict([water, bad, water], on_error="skip")
     assert reason in str(warned[0].message)
+    assert warned[0].filename == __file__
     assert np.isnan(energies[1])
     np.testing.assert_allclose(energies[[0, 2]], expected, rtol=1e-5)
     with pytest.raises(InputError, match=r"1 of 3 entries cannot be used\n  entry 1: .*") as error:

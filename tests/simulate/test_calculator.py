@@ -311,8 +311,10 @@ def test_one_warning_about_unknown_elements(calc):
         atoms.symbols[0] = "Ni"
         atoms.get_forces()
     atoms.symbols[0] = "Pt"
-    with pytest.warns(UserWarning, match="not trained on Pt"):
+    with pytest.warns(UserWarning, match="not trained on Pt") as warned:
         atoms.get_forces()
+    # The line of the user, neither ASE's nor molflt's.
+    assert warned[0].filename == __file__
 
 
 def test_what_is_not_finite_is_refused(random_model):

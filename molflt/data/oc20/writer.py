@@ -75,7 +75,7 @@ def write_lmdb(
         raise InputError(f"{final.parent}: no such folder")
     with sole_writer(final):
         if final.exists() and not overwrite:
-            raise InputError(f"{final}: exists already; remove it, name another file or ask to overwrite")
+            raise InputError(f"{final}: exists already; choose another name or give --overwrite")
         return _write(final, records, total, resume, progress, source)
 
 

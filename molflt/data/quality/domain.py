@@ -122,8 +122,9 @@ class Domain(BaseModel):
         for element, count in zip(data.atomic_numbers.tolist(), geometry.counts.tolist(), strict=True):
             low, high = self.neighbours.get(chemical_symbols[element], (0, _FAR))
             if not low <= count <= high:
+                have = "1 neighbour" if count == 1 else f"{count} neighbours"
                 some = f"{low}" if low == high else f"{low} to {high}"
-                text = f"{chemical_symbols[element]} with {count} neighbours, and {some} in training"
+                text = f"{chemical_symbols[element]} with {have}, and {some} in training"
                 found.append(Reason("neighbours", text))
                 break
         if min(geometry.gap, _UNLIMITED) > self.widest_gap:

@@ -206,7 +206,7 @@ class Screening:
                 noted.skipped.append(Skipped(index, name, f"{name}: no label '{self.labels.name}'"))
             elif self.forces and "forces" not in data:
                 if not noted.forceless and data.get(VECTORS):
-                    given = " or ".join(f"data.force_label={one}" for one in data[VECTORS].split("; "))
+                    given = " or ".join(f"--forces-key {one}" for one in data[VECTORS].split("; "))
                     noted.force_remedy = f"Stored with {name}: {data[STORED]}. Name the forces: {given}"
                 noted.forceless.append(name)
                 noted.skipped.append(Skipped(index, name, f"{name}: no forces"))
@@ -297,11 +297,11 @@ class Screening:
                 f"(first: {', '.join(unlabelled[:3])}).{found.stored} {remedy}; or remove the structures"
             )
         if forceless:
-            remedy = found.force_remedy or "Name the forces: data.force_label"
+            remedy = found.force_remedy or "Name the forces: --forces-key"
             raise InputError(
                 f"{self.source}: {len(forceless)} of {n} structures have no forces (first: "
                 f"{', '.join(forceless[:3])}). {remedy} (evaluate: --force-label); or leave them out of the loss "
-                "(loss.force_weight=0), or remove the structures"
+                "(--task energy), or remove the structures"
             )
 
 
