@@ -26,18 +26,18 @@ FLOORS = (
 """From the ground up: a part imports from the floors below it."""
 
 BUDGET = {
-    TOP: (7, 420),
-    "adsorption": (2, 310),
+    TOP: (7, 422),
+    "adsorption": (4, 686),
     "attention": (35, 3_635),
-    "cli": (11, 1_424),
+    "cli": (11, 1_467),
     "data": (54, 8_424),
     "export": (4, 476),
     "invariance": (2, 320),
     "model": (10, 868),
     "prediction": (8, 1_351),
-    "report": (9, 1_135),
+    "report": (9, 1_149),
     "simulate": (6, 590),
-    "training": (15, 2_215),
+    "training": (15, 2_216),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""
