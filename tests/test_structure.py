@@ -29,15 +29,15 @@ BUDGET = {
     TOP: (7, 422),
     "adsorption": (2, 310),
     "attention": (35, 3_635),
-    "cli": (10, 1_394),
+    "cli": (11, 1_454),
     "data": (54, 8_424),
     "export": (4, 476),
     "invariance": (2, 320),
-    "model": (10, 860),
+    "model": (10, 868),
     "prediction": (8, 1_351),
     "report": (9, 1_135),
-    "simulate": (5, 520),
-    "training": (15, 2_212),
+    "simulate": (6, 590),
+    "training": (15, 2_216),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

@@ -5,13 +5,14 @@
     N_i  = Σ_h W_h Σ_j a_h(|Δ_ij|, z_i, z_j) Y_j + Σ_all f̂_h(Δ_ij) Y_j
     D_i  = W_p P̂_i,   P = N Y + Y N
     X_i += D_i + D_i²
-    x_i += W [|X|²_l]                                 l = 0, 1, 2
+    x_i += W [|X|²_l, tr N, tr X]                     l = 0, 1, 2
 
 A matrix is the sum of a trace, an antisymmetric part, which is a vector, and a traceless symmetric part. Mixtures W
 of channels act on each of them by itself, and N Y + Y N turns as its factors do and has their parity, so that the
 sums of squares |X|²_l are exactly invariant. This is the interaction of TensorNet (Simeon and De Fabritiis 2023,
 arXiv 2306.06482, Eq. 8 to 11) with directions in every layer and with messages of several heads, each a function of
-the distance and of both elements.
+the distance and of both elements. What comes from far away is small beside the bonds: squares would hide it, so that
+traces are read as well.
 
 A product of two sums over neighbours sees triples of atoms, and every further product one atom more. There are no
 exponentials of contents, no ratio of sums and no feed-forward block, in which all atoms meet at once: on geometries
@@ -69,7 +70,7 @@ class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
         self.near = nn.Linear(HIDDEN, n_heads)
         self.gathered = PerPart(n_heads * n_channels, n_channels)
         self.product = PerPart(n_channels, n_channels)
-        self.output = nn.Linear(3 * n_channels, dim)
+        self.output = nn.Linear(5 * n_channels, dim)
         self.rpe_weights = nn.Parameter(RPE_WEIGHT_STD * torch.randn(n_weights, n_heads))
         self.far_channels = math.ceil(n_channels / n_heads / FAR_SHARE)
         self.algebra = Algebra()
@@ -96,7 +97,8 @@ class MatrixAttention(AttentionLayer[FourierContext, FourierContext]):
             messages = messages + self._from_afar(sent, geometry, prepared)
         change = self.product(bounded(self.algebra(messages, values)))
         matrices = matrices + change + self.algebra.squared(change)
-        return self.output(self.algebra.squares_of(matrices)), matrices.transpose(0, 1)
+        read = torch.cat([self.algebra.squares_of(matrices), messages[0], matrices[0]], dim=1)
+        return self.output(read), matrices.transpose(0, 1)
 
     def row(self, atom: int, geometry: Geometry, prepared: FourierContext) -> Tensor:
         """Weights of the Y_j in the messages to one atom, near and far, (n_heads, n_atoms); of images the sum."""

@@ -19,6 +19,7 @@ from molflt.errors import InputError
 _COMMANDS = {
     "train": "train",
     "evaluate": "evaluate",
+    "benchmark": "benchmark",
     "predict": "predict",
     "merge": "predict",
     "adsorb": "adsorb",

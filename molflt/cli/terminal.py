@@ -241,7 +241,7 @@ def claim_new_file(
 
     def check() -> None:
         if path.suffix.lower() not in suffixes:
-            raise InputError(f"{path}: {what} must end in {', '.join(suffixes[:-1])} or {suffixes[-1]}")
+            raise InputError(f"{path}: {what} must end in {' or '.join(suffixes)}")
         if path.is_dir():
             raise InputError(f"{path}: is a folder; choose another name")
         if path.exists() and not overwrite:

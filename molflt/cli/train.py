@@ -42,6 +42,9 @@ def train_command(
     ),
     forces_key: str = typer.Option(None, metavar="KEY", help="Name of the forces in the files.", show_default=False),
     unit: EnergyUnit = typer.Option(None, help="Unit of the energies in the files.", show_default=False),
+    start: str = typer.Option(
+        None, "--from", metavar="MODEL", help="Short for init.model=: the model to fine-tune.", show_default=False
+    ),
     out: Path = typer.Option(..., "--out", "-o", help="Run directory to create or continue.", show_default=False),
     resume: Literal["never", "auto"] = typer.Option(
         "never", help="auto: resume the run in --out after its last finished epoch."
@@ -74,6 +77,7 @@ def train_command(
         base = None
     given = {"train": train, "val": val, "label": energy_key, "force_label": forces_key, "unit": unit}
     overrides = [*(f"data.{key}={json.dumps(value)}" for key, value in given.items() if value), *overrides]
+    overrides = [*([f"init.model={json.dumps(start)}"] if start else []), *overrides]
     try:
         # A preset has other data, which are not to validate on, and a file its own.
         bare = base in (None, *PRESETS) and not any(one.startswith("data.val=") for one in overrides)

@@ -221,4 +221,5 @@ class MatrixLayer(nn.Module):
             messages = messages + self.from_afar(sent, pairs, waves, spectra)
         change = self.product(bounded(self.algebra(messages, values)))
         matrices = matrices + change + self.algebra.squared(change)
-        return x + self.output(self.algebra.squares_of(matrices)), matrices.transpose(0, 1)
+        read = torch.cat([self.algebra.squares_of(matrices), messages[0], matrices[0]], dim=1)
+        return x + self.output(read), matrices.transpose(0, 1)

@@ -25,8 +25,8 @@ class ChargeHead(nn.Module):
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, n_channels))
 
-    def forward(self, x: Tensor, geometry: Geometry, scale: Tensor, total: Tensor) -> Tensor:
-        """Return the charges of all atoms.
+    def forward(self, x: Tensor, geometry: Geometry, scale: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the charges of all atoms, and what was shared to make their sums right.
 
         Args:
             x: (n_atoms, dim), from the encoder.
@@ -35,12 +35,12 @@ class ChargeHead(nn.Module):
             total: Q, (n_structures,) e.
 
         Returns:
-            (n_atoms, n_channels) e, float64.
+            (n_atoms, n_channels) e and (n_structures, n_channels) e, the surplus Σ q̃ − Q, float64.
         """
         free = torch.sqrt(scale / COULOMB) * self.mlp(x).to(torch.float64)
         wanted = functional.pad(total[:, None].to(free.dtype), (0, free.shape[1] - 1))
-        surplus = (geometry.sum_over_structures(free) - wanted) / geometry.layout.counts[:, None]
-        return free - geometry.to_atoms(surplus)
+        surplus = geometry.sum_over_structures(free) - wanted
+        return free - geometry.to_atoms(surplus / geometry.layout.counts[:, None]), surplus
 
 
 def long_range(geometry: Geometry, charges: Tensor, dispersion: Tensor | None, cutoff: float) -> Tensor:

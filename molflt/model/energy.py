@@ -102,6 +102,7 @@ class ModelOutput:
         embeddings: (n_atoms, dim), the encoder's output for each atom.
         layout: of the batch.
         charges: (n_atoms, n_channels) e, float64, latent; None without them.
+        surplus: (n_structures, n_channels) e, by which their sum was wrong before all atoms shared it.
     """
 
     energy: Tensor
@@ -110,6 +111,7 @@ class ModelOutput:
     embeddings: Tensor
     layout: Layout
     charges: Tensor | None = None
+    surplus: Tensor | None = None
 
     @property
     def contractions(self) -> list[str]:
@@ -214,10 +216,10 @@ class EnergyModel(nn.Module):
         x = self.encoder(x, geometry, context)
         with full_precision(self.device):
             statistics = self.standardiser
-            charges = None
+            charges = surplus = None
             if self.charge_head is not None:
                 assert batch.charge is not None
-                charges = self.charge_head(x, geometry, statistics.std, batch.charge)
+                charges, surplus = self.charge_head(x, geometry, statistics.std, batch.charge)
             shares = self.energy_head(x, batch.tags, charges)
             if self.config.read_out == "contact":
                 shares = shares * contact(batch.tags, geometry, neighbourhood)
@@ -232,7 +234,7 @@ class EnergyModel(nn.Module):
             if self.displacement_head is not None:
                 displacement = self.displacement_head(x, geometry, neighbourhood)
                 displacement = displacement * statistics.displacement_std.to(displacement.dtype)
-        return ModelOutput(energy, atomic, displacement, x, batch.layout, charges)
+        return ModelOutput(energy, atomic, displacement, x, batch.layout, charges, surplus)
 
     def layout(self, batch: Any, n_max: int | None = None) -> Layout:
         """Return the layout that comes with the batch, or make one.

@@ -19,8 +19,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
+from torch.nn import functional
 
-from molflt.attention.config import KernelKeys
+from molflt.attention.config import KernelKeys, MatricesConfig
 from molflt.data.labels import LabelSpec, Target
 from molflt.data.quality.domain import Domain
 from molflt.errors import InputError, in_line, ordinary_file
@@ -29,7 +30,7 @@ from molflt.model.config import ModelConfig, Uncertainty
 from molflt.model.energy import EnergyModel, set_frequencies
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, MethodName
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 OLDEST_SCHEMA = 10
 METADATA_KEY = "molflt"
 MOST_MEMBERS = 32
@@ -303,11 +304,18 @@ def _expected_tensors(
             f"(missing: {in_line(missing, 1) or 'none'}; unknown: {in_line(surplus, 1) or 'none'}); {_REMEDY}"
         )
     for name, tensor in expected.items():
-        if shapes[name] != tuple(tensor.shape):
-            raise InputError(
-                f"{path}: tensor '{name}' has shape {shapes[name]}, expected {tuple(tensor.shape)}; {_REMEDY}"
-            )
+        shape = _stored_shape(metadata, name, tensor)
+        if shapes[name] != shape:
+            raise InputError(f"{path}: tensor '{name}' has shape {shapes[name]}, expected {shape}; {_REMEDY}")
     return expected
+
+
+def _stored_shape(metadata: ModelMetadata, name: str, tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor in the file: matrices of schema 10 have no weights for traces."""
+    shape, matrices = tuple(tensor.shape), isinstance(metadata.config.attention, MatricesConfig)
+    if metadata.schema_version < 11 and matrices and name.endswith(".attention.output.weight"):
+        return shape[0], shape[1] * 3 // 5
+    return shape
 
 
 def _values_drawn(config: ModelConfig) -> int:
@@ -325,7 +333,10 @@ def _checked(path: Path, name: str, expected: torch.Tensor, tensor: torch.Tensor
         raise InputError(f"{path}: tensor '{name}' has dtype {tensor.dtype}, expected {allowed[0]}; {_REMEDY}")
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         raise InputError(f"{path}: tensor '{name}' holds NaN or infinity; {_REMEDY}")
-    return tensor
+    # Zeros for what was not read, see _stored_shape().
+    return (
+        tensor if tensor.shape == expected.shape else functional.pad(tensor, [0, expected.shape[1] - tensor.shape[1]])
+    )
 
 
 def _reason(error: BaseException) -> str:

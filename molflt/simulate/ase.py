@@ -339,7 +339,8 @@ class DomainWarnings:
         for rule, text in domain_violations(loaded, data):
             atoms = data.atomic_numbers.sort().values.tolist()
             what = f"{rule} {atoms}" if rule in GEOMETRIC else text
-            self.say(f"outside the model's domain: {where}{text}", what)
+            remedy = "energies and forces are unreliable: check the structure, or train on others like it"
+            self.say(f"outside the model's domain: {where}{text}; {remedy}", what)
 
     def say(self, text: str, what: str) -> None:
         """Warn unless there was a warning of ``what`` before."""

@@ -157,9 +157,7 @@ class EnergyTask(lightning.LightningModule):
             sizes = facts.force_loss(error, config.squared) * free
             loss = loss + self.force_weight * sizes.sum() / n_free
         if config.charge_weight:
-            assert output.charges is not None
-            strange = output.charges[:, 0] - batch[PARTIAL_CHARGES]
-            charge_loss = facts.charge_loss(strange, batch.positions, batch.ptr) / n_structures
+            charge_loss = facts.charge_loss(output, batch[PARTIAL_CHARGES], batch.positions, batch.ptr) / n_structures
             logged["charge_loss"] = charge_loss.detach()
             loss = loss + config.charge_weight * charge_loss
         if output.displacement is not None:

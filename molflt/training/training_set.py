@@ -16,6 +16,7 @@ from molflt.data.quality.occurrence import Reason
 from molflt.data.quality.screen import Screening
 from molflt.errors import InputError, listed
 from molflt.model.charges import dipoles
+from molflt.model.energy import ModelOutput
 from molflt.model.scale_shift import ScaleShiftKind, Statistics, fit_statistics, mean_absolute_deviation
 
 _EXAMPLES = 3
@@ -86,16 +87,28 @@ class TrainingSet:
         # The length has no derivative at zero, which a force that symmetry forbids attains.
         return (error.square().sum(dim=-1) + 1e-16).sqrt() / self.force_std
 
-    def charge_loss(self, wrong: torch.Tensor, positions: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """Loss of errors of charges and of their dipole, (n_atoms,) e, (n_atoms, 3) Å and (n_structures + 1,) → ().
+    def charge_loss(
+        self, output: ModelOutput, charges: torch.Tensor, positions: torch.Tensor, starts: torch.Tensor
+    ) -> torch.Tensor:
+        """Loss of errors of charges, of their dipole and of their sum before it was made right.
 
-        The sum over structures of (Σ_i Δq_i² + |Σ_i Δq_i r_i|²/Å²)/n, in units of the charge of two atoms that repel
-        each other at 1 Å by one unit of standardised energy.
+        The sum over structures of (Σ_i Δq_i² + |Σ_i Δq_i r_i|²/Å² + s²)/n, in units of the charge of two atoms that
+        repel each other at 1 Å by one unit of standardised energy. The surplus s makes molecules neutral one by one,
+        so that two of them do not charge each other from afar.
+
+        Args:
+            output: of a model with charges and their surplus s.
+            charges: what they should be, (n_atoms,) e.
+            positions: (n_atoms, 3) Å.
+            starts: (n_structures + 1,) the first atom of each structure, and their number.
         """
+        assert output.charges is not None
+        assert output.surplus is not None
+        wrong, surplus = output.charges[:, 0] - charges, output.surplus[:, 0]
         counts = starts.diff()
         structure = torch.repeat_interleave(counts, output_size=len(wrong))
         moments = dipoles(wrong, positions, structure, len(counts)).square().sum(dim=1)
-        squares = torch.zeros_like(moments).index_add(0, structure, wrong.square()) + moments
+        squares = torch.zeros_like(moments).index_add(0, structure, wrong.square()) + moments + surplus.square()
         return (squares / counts).sum() * COULOMB / self.statistics.std
 
 

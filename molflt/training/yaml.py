@@ -52,12 +52,12 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+012345
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a YAML file or a preset and apply ``key.sub=value`` overrides.
 
-    ``-`` is standard input.
+    ``-`` is standard input. A preset's architecture is left out where a trained model is given to start from.
 
     Raises:
         InputError: no such file, not YAML, a misspelt key (with the nearest right one), a wrong value.
     """
-    content = _read_yaml(Path(path))
+    content = _read_yaml(Path(path), any(re.match(r"init(\.model)?=", override) for override in overrides))
     for override in overrides:
         content = _override(content, override)
     return _checked(content, str(path))
@@ -78,7 +78,7 @@ def make_config(
     if isinstance(config, TrainConfig) and not overrides:
         return config
     if isinstance(config, str | os.PathLike):
-        name, content = os.fspath(config), _read_yaml(Path(config))
+        name, content = os.fspath(config), _read_yaml(Path(config), bool(overrides.keys() & {"init", "init.model"}))
     else:
         values = config.model_dump(exclude_unset=True) if isinstance(config, TrainConfig) else config
         name, content = "config", _expanded(_plain(values))
@@ -96,9 +96,10 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path, started: bool) -> dict[str, Any]:
+    """Read the content; of a preset without its architecture if training starts from a trained model."""
     if str(path) in PRESETS and not path.exists():
-        return preset_config(str(path)).model_dump(exclude_unset=True)
+        return preset_config(str(path)).model_dump(exclude_unset=True, exclude={"model"} if started else None)
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the YAML file")
     if not path.exists() and str(path) != STANDARD_INPUT:

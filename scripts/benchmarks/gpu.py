@@ -176,7 +176,7 @@ class Benchmark:
     def dynamics_step(self, n_atoms: int) -> float:
         """A step of dynamics."""
         atoms = to_atoms(structures.cube(n_atoms))
-        atoms.calc = molflt_calculator(self.device.type)
+        atoms.calc = molflt_calculator(device=self.device.type)
         MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(0))
         dynamics = VelocityVerlet(atoms, timestep=0.5 * units.fs)
         dynamics.run(2)

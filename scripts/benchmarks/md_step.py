@@ -2,11 +2,19 @@
 
 Untrained models move the atoms of a file by velocity Verlet: molflt's ``small`` through its calculator, or
 SchNetPack's PaiNN, of the same width, through the calculator that comes with it, in the peers' environment.
-``speed.py`` runs each in a process of its own.
+``speed.py`` runs each in a process of its own. So are ``forces`` and MACE compared, the latter in an environment with
+mace-torch:
+
+    MD="scripts.benchmarks.measuring scripts.benchmarks.md_step:measure"
+    python -m $MD '{"model": "forces", "structure": "a.xyz"}'
+    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 PYTHON -m $MD '{"model": "mace", "structure": "a.xyz"}'
+
+The variable lets e3nn, which MACE needs, read its own tables.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +29,14 @@ from scripts.benchmarks import measuring
 PRESET = "small"
 
 
-def molflt_calculator(device: str = "cpu") -> Calculator:
+def molflt_calculator(preset: str = PRESET, device: str = "cpu") -> Calculator:
     """An untrained model of the preset, as one that has been loaded."""
     from molflt import MolFLTCalculator
     from molflt.model.energy import EnergyModel
     from molflt.model.file import LoadedModel, ModelMetadata, TrainingData
     from molflt.training.config import preset_config
 
-    config = preset_config(PRESET).model
+    config = preset_config(preset).model
     metadata = ModelMetadata(
         config=config,
         seed=0,
@@ -49,7 +57,19 @@ def painn_calculator() -> Calculator:
     return painn_with_forces(n_atom_basis=128, n_interactions=3, n_rbf=24, cutoff=5.0)
 
 
-CALCULATORS = {"molflt": molflt_calculator, "painn": painn_calculator}
+def mace_calculator() -> Calculator:
+    """MACE with 128 channels and 5 Å for organic molecules."""
+    from scripts.benchmarks.peers import mace_with_forces
+
+    return mace_with_forces(128, 5.0, [1, 6, 7, 8])
+
+
+CALCULATORS = {
+    "molflt": molflt_calculator,
+    "forces": partial(molflt_calculator, "forces"),
+    "painn": painn_calculator,
+    "mace": mace_calculator,
+}
 
 
 def measure(model: str, structure: str, steps: int = 3) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import dataloader
@@ -131,6 +132,35 @@ class PaiNNEnergy(nn.Module):
     def forward(self, inputs: dict[str, Any]) -> Tensor:
         """(n_structures,) energies."""
         return self.head(self.representation(dict(inputs)))["energy"]
+
+
+def mace_with_forces(channels: int, cutoff: float, elements: Sequence[int]) -> Any:
+    """ASE calculator of an untrained MACE of two layers, vectors and products of four bodies, in float32.
+
+    The other sizes are the defaults of its training command (mace-torch 0.3).
+    """
+    from e3nn import o3
+    from mace.calculators import MACECalculator
+    from mace.modules import MACE, RealAgnosticInteractionBlock, RealAgnosticResidualInteractionBlock
+
+    model = MACE(
+        r_max=cutoff,
+        num_bessel=8,
+        num_polynomial_cutoff=5,
+        max_ell=3,
+        interaction_cls=RealAgnosticResidualInteractionBlock,
+        interaction_cls_first=RealAgnosticInteractionBlock,
+        num_interactions=2,
+        num_elements=len(elements),
+        hidden_irreps=o3.Irreps(f"{channels}x0e + {channels}x1o"),
+        MLP_irreps=o3.Irreps("16x0e"),
+        atomic_energies=np.zeros(len(elements)),
+        avg_num_neighbors=12.0,
+        atomic_numbers=list(elements),
+        correlation=3,
+        gate=torch.nn.functional.silu,
+    )
+    return MACECalculator(models=[model.float()], device="cpu", default_dtype="float32")
 
 
 def painn_with_forces(n_atom_basis: int, n_interactions: int, n_rbf: int, cutoff: float) -> Any:

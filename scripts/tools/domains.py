@@ -1,9 +1,10 @@
 """Write the domains of the shipped models anew, from their training structures.
 
-    MOLFLT_DATA=FOLDER python -m scripts.tools.domains
+    MOLFLT_DATA=FOLDER python -m scripts.tools.domains [NAME ...]
 
 After a change of the rule (molflt/data/quality/domain.py) this brings molflt/pretrained/*.safetensors up to date.
-Weights and all other metadata stay as they are, which is checked.
+Weights and all other metadata stay as they are, which is checked. The training set of ``organic`` is no part of the
+data: it is expected as organic/train.extxyz.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from molflt.errors import InputError
 from molflt.files import resolve_path
 from molflt.model.file import load_models, save_models
 from molflt.prediction.members import pretrained_models
+from scripts import results
 from scripts.benchmarks.accuracy_data import DATA_SETS, divide, read, shared
 from scripts.benchmarks.domain import learnt
 
@@ -35,17 +37,32 @@ def _fg() -> list[Data]:
     return [found[k] for k in range(len(found))]
 
 
+def _organic() -> list[Data]:
+    found = open_dataset(shared("organic/train.extxyz"))
+    return [found[k] for k in range(len(found))]
+
+
 def _acac() -> list[Data]:
     frames = read_frames(shared("acac/train_300K.xyz.gz"), index=":", format="extxyz")
     return [from_atoms(frame, str(k)) for k, frame in enumerate(frames) if k % 10]
 
 
-TRAINED_ON: dict[str, Callable[[], Sequence[Data]]] = {"qm7-small": _qm7, "fg": _fg, "acac": _acac}
+TRAINED_ON: dict[str, Callable[[], Sequence[Data]]] = {
+    "qm7-small": _qm7,
+    "fg": _fg,
+    "acac": _acac,
+    "organic": _organic,
+}
 
 
 def main() -> None:
     """Write every file anew."""
+    parser = results.command(__doc__)
+    parser.add_argument("names", nargs="*", help="of models; all if there is none")
+    chosen = parser.parse_args().names
     for name, path in pretrained_models().items():
+        if chosen and name not in chosen:
+            continue
         members, structures = load_models(path), TRAINED_ON[name]()
         before, weights = [member.metadata for member in members], load_file(path)
         for member in members:

@@ -25,6 +25,7 @@ ELSEWHERE = {
     "data/fg/README.md": "data/fg.md",
     "molflt/pretrained/acac.md": "models/acac.md",
     "molflt/pretrained/fg.md": "models/fg.md",
+    "molflt/pretrained/organic.md": "models/organic.md",
     "molflt/pretrained/qm7-small.md": "models/qm7-small.md",
 }
 """Pages of the repository, and where they are on the site."""

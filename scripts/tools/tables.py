@@ -1,9 +1,9 @@
 """Write every table of the pages under docs, and of some others, from its CSV.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]``,
-``acetylacetone``, ``adsorb_guesses``, ``compare_attention``, ``divisions``, ``fg VIEW``, ``house``, ``loader`` or
-``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of a CSV below docs, without its ending.
-Such a CSV is printed as it is, without the columns that say how a row was measured. With
+``acetylacetone``, ``adsorb_guesses``, ``compare_attention``, ``divisions``, ``fg VIEW``, ``house``, ``loader``,
+``organic VIEW`` or ``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of a CSV below docs,
+without its ending. Such a CSV is printed as it is, without the columns that say how a row was measured. With
 ``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is turned about: one row for each value of some
 columns, one column for each value of another.
 
@@ -29,6 +29,7 @@ from scripts.benchmarks import (
 )
 from scripts.tools import house
 from scripts.tools.fg import ship
+from scripts.tools.organic import ship as organic
 
 LAYOUTS: dict[str, Callable[..., str]] = {
     "accuracy": accuracy.table,
@@ -39,9 +40,10 @@ LAYOUTS: dict[str, Callable[..., str]] = {
     "fg": ship.table,
     "house": house.table,
     "loader": loader.table,
+    "organic": organic.table,
     "speed": speed_report.table,
 }
-ELSEWHERE = ("README.md", "data/fg/README.md", "molflt/pretrained/fg.md")
+ELSEWHERE = ("README.md", "data/fg/README.md", "molflt/pretrained/fg.md", "molflt/pretrained/organic.md")
 """Pages that are not under docs."""
 
 

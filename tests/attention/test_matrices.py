@@ -102,8 +102,10 @@ def test_the_layer_is_its_formula(name):
     matrices = matrices + change + change @ change
     turned = assembled(found[:, DIM:].view(n, 9, CHANNELS))
     torch.testing.assert_close(turned, matrices - given, rtol=1e-9, atol=1e-10)
-    squares = torch.cat([part.square().sum((-1, -2)) for part in parts(matrices)], dim=1)
-    torch.testing.assert_close(found[:, :DIM], layer.output(squares), rtol=1e-9, atol=1e-10)
+    squares = [part.square().sum((-1, -2)) for part in parts(matrices)]
+    traces = [matrix.diagonal(dim1=-2, dim2=-1).sum(-1) / 3**0.5 for matrix in (messages, matrices)]
+    expected = layer.output(torch.cat([*squares, *traces], dim=1))
+    torch.testing.assert_close(found[:, :DIM], expected, rtol=1e-9, atol=1e-10)
 
 
 def test_ways_agree():

@@ -27,8 +27,8 @@ from molflt.training.yaml import MOST_CHARACTERS, load_config
 MOST_FILES = 64
 """Of molflt, that are imported to compute one energy."""
 COMMANDS = (
-    "train", "evaluate", "predict", "merge", "adsorb", "explain", "plot", "check-invariance", "info", "convert",
-    "prepare", "average", "export", "config", "fetch",
+    "train", "evaluate", "benchmark", "predict", "merge", "adsorb", "explain", "plot", "check-invariance", "info",
+    "convert", "prepare", "average", "export", "config", "fetch",
 )  # fmt: skip
 
 

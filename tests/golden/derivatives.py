@@ -6,6 +6,8 @@ methods are one function and a change of method changes nothing; on the large st
 take minutes, it keeps a tolerance of 1e-5. Derivatives are kept as projections on fixed random directions.
 """
 
+import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -200,13 +202,15 @@ def shipped_values_of(name):
     return {f"{name}/{key}": value for key, value in found.items()}
 
 
-if __name__ == "__main__":
-    import sys
-    import time
-
+def write(names):
+    """Write down what these models give, beside what others gave."""
     kept = dict(np.load(FILE)) if FILE.exists() else {}
-    for model in sys.argv[1:] or [*MODELS, *pretrained_models()]:
+    for model in names:
         start = time.process_time()
         kept |= values_of(model) if model in MODELS else shipped_values_of(model)
         print(model, round(time.process_time() - start, 1), "s", flush=True)
     np.savez_compressed(FILE, **kept)
+
+
+if __name__ == "__main__":
+    write(sys.argv[1:] or [*MODELS, *pretrained_models()])

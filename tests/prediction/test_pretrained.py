@@ -1,5 +1,6 @@
 """Models that come with the package."""
 
+import re
 import warnings
 
 import numpy as np
@@ -23,11 +24,11 @@ from molflt.prediction.predict import domain_violations
 from scripts.benchmarks.additivity import excess
 
 MODELS = pretrained_models()
-QM7, ADSORPTION, FORCES = "qm7-small", "fg", "acac"
+QM7, ADSORPTION, FORCES, ORGANIC = "qm7-small", "fg", "acac", "organic"
 
 
 def test_all_are_there_with_their_cards():
-    assert set(MODELS) == {QM7, ADSORPTION, FORCES}
+    assert set(MODELS) == {QM7, ADSORPTION, FORCES, ORGANIC}
     for path in MODELS.values():
         card = path.with_suffix(".md").read_text(encoding="utf-8")
         for word in ("Training data", "Error", "Domain", "Limits"):
@@ -118,6 +119,72 @@ def test_what_they_have_never_seen(model, name):
     sulphide.calc = atoms.calc
     with pytest.warns(UserWarning, match="outside the model's domain"):
         sulphide.get_potential_energy()
+
+
+def crossed():
+    """Two molecules of ethyne whose triple bonds cross."""
+    one, other = molecule("C2H2"), molecule("C2H2")
+    other.rotate(90, "x")
+    return one + other
+
+
+def changed(name, **changes):
+    """A molecule of ASE without the moments that it has there, with a charge, moments, or a cell."""
+    atoms = Atoms(molecule(name).symbols, molecule(name).positions)
+    if "charge" in changes:
+        atoms.info["charge"] = changes["charge"]
+    if "moments" in changes:
+        atoms.set_initial_magnetic_moments(changes["moments"])
+    if "pbc" in changes:
+        atoms.cell, atoms.pbc = [9.0, 9.0, 9.0], changes["pbc"]
+    return atoms
+
+
+DOUBTED = {
+    "ion": (changed("NH3", charge=2), r"a charge of \+2 e, and 0 in training"),
+    "metal": (Atoms("ZnCl2", [[0, 0, 0], [0, 0, 2.07], [0, 0, -2.07]]), "not trained on Zn"),
+    "another element": (changed("SiH4"), "not trained on Si"),
+    "crossed bonds": (crossed(), r"C and C 0\.8\d Å apart, and 1\.\d\d Å or more in training"),
+    "crystal": (changed("C6H6", pbc=True), "cell without an adsorbate, and only isolated molecule in training"),
+}
+REFUSED = {
+    "radical": (changed("CH3"), "odd number of electrons: it is a radical or an ion"),
+    "triplet": (changed("O2", moments=[1, 1]), "an open shell"),
+    "slab": (changed("C6H6", pbc=(True, True, False)), "make it periodic along all three"),
+    "overlap": (Atoms("C2H2", [[0, 0, 0], [0, 0, 0.5], [0, 0, -1], [0, 0, 1.5]]), "remove one of them"),
+}
+
+
+@pytest.mark.parametrize("case", [*DOUBTED, *REFUSED])
+def test_the_organic_model_says_what_it_cannot(case):
+    """One warning with what to do, from the calculator and from a prediction; or an error with the remedy."""
+    atoms, said = (DOUBTED | REFUSED)[case]
+    model = molflt.load(f"pretrained:{ORGANIC}")
+    calculator = MolFLTCalculator(model)
+    for compute in (lambda: calculator.get_potential_energy(atoms), lambda: model.predict(atoms)):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            if case in REFUSED:
+                with pytest.raises(molflt.InputError, match=said):
+                    compute()
+                continue
+            compute()
+        (one,) = {str(w.message) for w in found}
+        assert re.search(said, one)
+        assert "unreliable" in one
+
+
+def test_the_organic_model_does_not_doubt_a_drug():
+    """Paracetamol and aspirin beside water: no warning, and a dipole, forces and charges."""
+    model = molflt.load(f"pretrained:{ORGANIC}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = model.predict(["CC(=O)Nc1ccc(O)cc1", "CC(=O)Oc1ccccc1C(=O)O"], forces=True)
+        water = molecule("H2O", calculator=MolFLTCalculator(model))
+        water.get_forces()
+    assert [len(forces) for forces in found.forces] == [20, 21]
+    assert abs(water.get_charges().sum()) < 1e-6
+    np.testing.assert_allclose(water.get_charges() @ water.positions, water.get_dipole_moment(), atol=1e-6)
 
 
 def test_structures_like_those_of_training_are_inside():

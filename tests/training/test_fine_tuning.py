@@ -19,6 +19,7 @@ from molflt.training.ensemble import train_ensemble
 from molflt.training.run import train
 from molflt.training.run_dir import read_records
 from molflt.training.yaml import load_config
+from molflt.training.yaml import make_config as make_preset
 from tests.training.runs import Stop, assert_same_run, go, written
 
 ASLEEP = {"optimiser.lr": 1e-12, "optimiser.weight_decay": 0.0, "trainer.max_epochs": 1}
@@ -226,6 +227,20 @@ def test_at_the_command_line(make_config, model_path, tmp_path, molflt):
     assert "tensors taken over" in done.err
     said = json.loads(molflt("info", run, "--json").out)["fine_tuned_from"]
     assert (said["model"], said["frozen"]) == (str(model_path), ["embedding"])
+
+
+def test_the_architecture_is_that_of_the_start_and_not_of_the_preset(model_path, tiny_data, tmp_path, molflt):
+    """``--from`` needs no file; a key of ``model`` that is given counts."""
+    files = ["--train", tiny_data / "train.lmdb", "--val", tiny_data / "val.lmdb"]
+    options = ["--no-report", "trainer.max_epochs=1", "data.num_workers=0"]
+    done = molflt("train", "--from", model_path, *files, "--out", tmp_path / "run", *options)
+    assert done.status == 0, done
+    of_start, of_run = (json.loads(molflt("info", path, "--json").out) for path in (model_path, tmp_path / "run"))
+    assert of_run["config"] == of_start["config"]
+    assert of_run["fine_tuned_from"]["model"] == str(model_path)
+    start = {"init": str(model_path), "model.n_layers": 1}
+    assert make_preset("forces", start).model.model_fields_set == {"n_layers"}
+    assert make_preset("forces", {"model.n_layers": 1}).model.model_fields_set > {"n_layers", "attention"}
 
 
 def test_each_member_starts_from_one_of_an_ensemble(fine, two, tmp_path):

@@ -205,6 +205,11 @@ def test_partial_charges_are_learnt(make_config, tmp_path):
         atoms.calc = MolFLTCalculator(tmp_path / "run" / "last.safetensors")
         assert np.abs(atoms.get_charges() - expected).mean() < 0.1 * np.abs(expected).mean()
         np.testing.assert_allclose(atoms.get_dipole_moment(), expected @ atoms.positions, atol=0.05)
+    # Two that are far apart do not charge each other.
+    apart = molecule("H2O") + molecule("CH4")
+    apart.positions[3:] += [0.0, 0.0, 30.0]
+    apart.calc = MolFLTCalculator(tmp_path / "run" / "last.safetensors")
+    assert abs(apart.get_charges()[:3].sum()) < 0.03
     del frames[3].arrays["partial_charges"]
     ase.io.write(files["train"], frames[:24])
     with pytest.raises(InputError, match=r"train\.extxyz#3: no array 'partial_charges'"):

@@ -95,6 +95,22 @@ def about(members: Sequence[LoadedModel], recipe: str, size: int) -> list[dict[s
     return [{"by": "file", "of": name, "n": value} for name, value in facts.items()]
 
 
+def saved(path: Path, members: Sequence[LoadedModel]) -> int:
+    """Write the model file, and return its bytes.
+
+    Raises:
+        SystemExit: it is too large, and not kept.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    trial = path.with_suffix(".trial")
+    save_models(trial, members)
+    if (size := trial.stat().st_size) > LARGEST:
+        trial.unlink()
+        raise SystemExit(f"error: {len(members)} members take {size / 1e6:.1f} MB, more than {LARGEST / 1e6:g}")
+    trial.rename(path)
+    return size
+
+
 def ship(
     runs: Sequence[str], recipe: str, root: Path = results.ROOT, train: str = TRAIN, val: str = VAL
 ) -> tuple[Uncertainty, Evaluation]:
@@ -119,14 +135,7 @@ def ship(
             raise SystemExit(f"error: {member.path}: its error on {val} was {said:.4f} eV, and is {mae:.4f} eV here")
     known, found = measured(members, str(at / val), name=val)
     known = known.model_copy(update={"data": val})
-    path = root / MODEL
-    path.parent.mkdir(parents=True, exist_ok=True)
-    trial = path.with_suffix(".trial")
-    save_models(trial, calibrated(members, known))
-    if (size := trial.stat().st_size) > LARGEST:
-        trial.unlink()
-        raise SystemExit(f"error: {len(members)} members take {size / 1e6:.1f} MB, more than {LARGEST / 1e6:g}")
-    trial.rename(path)
+    size = saved(root / MODEL, calibrated(members, known))
     spread = np.zeros(len(found)) if found.uncertainty_eV is None else found.uncertainty_eV
     rows = [*about(members, recipe, size), *numbers(found, known, spread), *others(at / train, at / val)]
     measured_here = results.provenance({"data": val})

@@ -10,7 +10,7 @@ on its number alone.
     test        of each molecule of the split `test` one geometry, after dynamics at 300 K
     conformers  of 50 of these molecules up to 12 conformers, relaxed
     spice       the conformations of the monomers of SPICE
-    benchmark   the neutral dimers of SAPT10k with their reference energies, and both molecules of each test dimer
+    benchmark   the neutral dimers of SAPT10k with their reference energies, each followed by both molecules
     far         40 of these moved apart until their closest atoms are 8 to 14 Å apart, likewise
     molecules   of all other molecules, at random, the kinds below
 
@@ -127,7 +127,7 @@ def benchmark(data: Path) -> tuple[list[Atoms], set[str]]:
             else split_at(of_hash("|".join(sorted(pair))) / 2)
         )
         reference = {key: atoms.info[key] for key in ("n_first", "interaction_energy", "dispersion")}
-        for part in (atoms, *(parts if split == "test" else ())):
+        for part in (atoms, *parts):
             copy = Atoms(
                 part.numbers, part.positions, info={**names, "split": split, **(reference if part is atoms else {})}
             )

@@ -2,9 +2,9 @@
 
     python -m scripts.tools.organic.score CALCULATOR FOLDER [--most 200]
 
-CALCULATOR is `gfn2` (tblite), `so3lr` (so3krates-torch), a model of molflt, or `labels`: what the teacher has without
-computing it again. This file needs NumPy and ASE alone, so that it runs as well in the environment of ``label``:
-python scripts/tools/organic/score.py gfn2 FOLDER
+CALCULATOR is one of those of ``molflt benchmark``, `so3lr` (so3krates-torch), or `labels`: what the teacher has
+without computing it again. Models of molflt apart, this needs NumPy and ASE alone, so that it runs in the environment
+of ``label`` as well.
 
     forces        mean absolute error of components against the teacher, meV/Å; one geometry of each molecule held out
     dipole        mean length of the error against the teacher, D
@@ -23,15 +23,15 @@ import argparse
 import json
 import time
 import warnings
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ase import Atoms, units
+from ase import Atoms
 from ase.build import molecule
-from ase.calculators.calculator import PropertyNotImplementedError
 from ase.io import read
+
+from molflt.simulate.benchmark import bare, named_calculator, score
 
 MEV = 1000.0
 COULOMB = 14.3996
@@ -43,54 +43,29 @@ def calculator(name: str) -> Any:
     warnings.simplefilter("ignore")
     if name == "labels":
         return None
-    if name == "gfn2":
-        from tblite.ase import TBLite
-
-        return TBLite(method="GFN2-xTB", verbosity=0)
     if name == "so3lr":
         import torch
         from so3krates_torch.calculator.so3 import SO3LRCalculator
 
         torch.set_num_threads(1)
         return SO3LRCalculator(default_dtype="float64", r_max_lr=1000.0, dispersion_energy_cutoff_lr_damping=2.0)
-    from molflt import MolFLTCalculator
-
-    return MolFLTCalculator(name)
-
-
-def computed(atoms: Atoms, calc: Any) -> Atoms:
-    """Return the same atoms with a calculator and nothing else, or as they are for the labels."""
-    if calc is None:
-        return atoms
-    return Atoms(atoms.numbers, atoms.positions, calculator=calc, info={"charge": 0.0})
+    return named_calculator(name)
 
 
 def of_molecules(structures: list[Atoms], calc: Any) -> dict[str, float]:
     """Errors of forces and dipoles."""
-    forces, dipoles = [], []
-    for atoms in structures:
-        again = computed(atoms, calc)
-        forces.append(abs(again.get_forces() - atoms.get_forces()).mean())
-        try:
-            dipoles.append(np.linalg.norm(again.get_dipole_moment() - atoms.get_dipole_moment()) / units.Debye)
-        except PropertyNotImplementedError:
-            dipoles.append(np.nan)
-    return {"forces": MEV * float(np.mean(forces)), "dipole": float(np.mean(dipoles))}
+    found = score(structures, calc)
+    return {"forces": MEV * found.force_mae, "dipole": found.dipole_mae}
 
 
 def of_conformers(structures: list[Atoms], calc: Any) -> dict[str, float]:
     """Errors of the energies of conformers."""
-    by_molecule: dict[str, list[float]] = defaultdict(list)
-    for atoms in structures:
-        wrong = computed(atoms, calc).get_potential_energy() - atoms.get_potential_energy()
-        by_molecule[atoms.info["smiles"]].append(wrong)
-    wrongs = [np.array(found) - np.mean(found) for found in by_molecule.values() if len(found) > 1]
-    return {"conformers": MEV * float(abs(np.concatenate(wrongs)).mean())}
+    return {"conformers": MEV * score(structures, calc).relative_mae}
 
 
 def interactions(structures: list[Atoms], calc: Any) -> tuple[np.ndarray, list[Atoms]]:
     """Interaction energies, eV, of dimers that are followed by their two molecules; the dimers."""
-    energies = [computed(atoms, calc).get_potential_energy() for atoms in structures]
+    energies = [(atoms if calc is None else bare(atoms, calc)).get_potential_energy() for atoms in structures]
     places = [k for k, atoms in enumerate(structures[:-2]) if "n_first" in atoms.info]
     return np.array([energies[k] - energies[k + 1] - energies[k + 2] for k in places]), [
         structures[k] for k in places
@@ -143,6 +118,20 @@ def milliseconds(atoms: Atoms, calc: Any, n: int = 5) -> float:
 PARTS = {"test": of_molecules, "conformers": of_conformers, "benchmark": of_dimers, "far": of_distant}
 
 
+def scores(calc: Any, folder: Path, most: int | None = None, times: bool = True) -> dict[str, float]:
+    """Errors on the sets of a folder, of at most so many molecules or dimers each, and times if wanted."""
+    found: dict[str, float] = {}
+    for name, judge in PARTS.items():
+        file = folder / f"{name}.extxyz"
+        if file.exists():
+            of_each = 1 if name == "test" else 12 if name == "conformers" else 3
+            found |= judge(read(file, ":")[: most and most * of_each], calc)
+    if times:
+        long = min(read(folder / "test.extxyz", ":"), key=lambda atoms: abs(len(atoms) - 51))
+        found |= {"51": milliseconds(bare(long, calc), calc), "999": milliseconds(water(), calc)}
+    return found
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -151,17 +140,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=None, help="molecules and dimers of each set; all if not given")
     parser.add_argument("--no-times", action="store_true")
     options = parser.parse_args()
-    calc, row = calculator(options.calculator), {"calculator": options.calculator}
-    for name, judge in PARTS.items():
-        file = options.folder / f"{name}.extxyz"
-        if file.exists():
-            structures = read(file, ":")
-            most = options.most and options.most * (1 if name == "test" else 12 if name == "conformers" else 3)
-            row |= judge(structures[:most], calc)
-    if not options.no_times:
-        long = min(read(options.folder / "test.extxyz", ":"), key=lambda atoms: abs(len(atoms) - 51))
-        row |= {"51": milliseconds(computed(long, calc), calc), "999": milliseconds(water(), calc)}
-    print(json.dumps(row))
+    found = scores(calculator(options.calculator), options.folder, options.most, not options.no_times)
+    print(json.dumps({"calculator": options.calculator, **found}))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,10 @@ Writes FOLDER/train.extxyz, val.extxyz, test.extxyz (one geometry at 300 K of ea
 conformers.extxyz, benchmark.extxyz and far.extxyz (dimers held out, with both molecules of each), and prints what
 each has.
 Structures of the split `test` that belong to none of these, such as conformations of SPICE, are left out.
+
+Not all is learnt from the teacher. The energy of a dimer of the benchmark is that of its two molecules by the
+teacher and the benchmark's interaction energy. Dimers beyond the teacher's cutoff are left out: it shares charges
+evenly among all atoms, so that its molecules charge each other from any distance.
 """
 
 from __future__ import annotations
@@ -14,13 +18,49 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 from ase import Atoms
 from ase.io import read, write
+from scipy.spatial.distance import cdist
 
 from molflt.files import atomic_file
 
 MOST = 500
 """Structures to validate on, evenly chosen: more only takes time."""
+
+
+CUTOFF = 4.5
+"""Å, of the teacher's messages."""
+
+
+def by_reference(structures: list[Atoms], seen: set[tuple[str, float]]) -> list[Atoms]:
+    """Give dimers their reference interaction energies, and keep those of their molecules that were not seen."""
+    groups: dict[int, list[Atoms]] = {}
+    for atoms in structures:
+        groups.setdefault(int(atoms.info["dimer"]), []).append(atoms)
+    kept = []
+    for dimer, *molecules in groups.values():
+        if "n_first" not in dimer.info or len(molecules) != 2:
+            continue
+        dimer.calc.results["energy"] = dimer.info["interaction_energy"] + sum(
+            molecule.get_potential_energy() for molecule in molecules
+        )
+        kept.append(dimer)
+        for molecule in molecules:
+            # Dimers of a series have the same molecules at different distances.
+            same = str(molecule.symbols), round(molecule.get_potential_energy(), 3)
+            if same not in seen:
+                seen.add(same)
+                kept.append(molecule)
+    return kept
+
+
+def beyond_cutoff(atoms: Atoms) -> bool:
+    """True for a dimer whose molecules the teacher couples by their charges alone."""
+    if atoms.info["kind"] != "dimer":
+        return False
+    first, second = np.split(atoms.positions, [atoms.info["n_first"]])
+    return bool(cdist(first, second).min() > CUTOFF)
 
 
 def set_of(part: str, split: str) -> str | None:
@@ -40,9 +80,15 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, list[Atoms]] = {}
     for file in sorted(path for folder in options.labelled for path in folder.glob("*.extxyz")):
+        part = file.name.split("-")[0]
         for atoms in read(file, ":"):
-            if (name := set_of(file.name.split("-")[0], atoms.info["split"])) is not None:
+            name = set_of(part, atoms.info["split"])
+            if name is not None and not beyond_cutoff(atoms):
                 found.setdefault(name, []).append(atoms)
+    seen: set[tuple[str, float]] = set()
+    for name in ("train", "val"):
+        dimers = [atoms for atoms in found[name] if "dimer" in atoms.info]
+        found[name] = [atoms for atoms in found[name] if "dimer" not in atoms.info] + by_reference(dimers, seen)
     found["val"] = found["val"][:: -(-len(found["val"]) // MOST)]
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, structures in found.items():
