@@ -35,7 +35,7 @@ BUDGET = {
     "invariance": (2, 320),
     "model": (10, 868),
     "prediction": (8, 1_351),
-    "report": (9, 1_149),
+    "report": (9, 1_147),
     "simulate": (5, 520),
     "training": (15, 2_215),
 }
