@@ -28,15 +28,15 @@ FLOORS = (
 BUDGET = {
     TOP: (7, 422),
     "adsorption": (4, 686),
-    "attention": (35, 3_635),
+    "attention": (35, 3_632),
     "cli": (11, 1_467),
-    "data": (54, 8_424),
-    "export": (4, 476),
-    "invariance": (2, 320),
+    "data": (54, 8_421),
+    "export": (4, 463),
+    "invariance": (2, 318),
     "model": (10, 868),
-    "prediction": (8, 1_351),
-    "report": (9, 1_149),
-    "simulate": (6, 590),
+    "prediction": (8, 1_350),
+    "report": (9, 1_147),
+    "simulate": (6, 586),
     "training": (15, 2_216),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises

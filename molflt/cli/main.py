@@ -53,8 +53,8 @@ class _Plain:
             if isinstance(parameter, TyperArgument):
                 name = parameter.metavar or parameter.name.upper() + "..." * (parameter.nargs != 1)
                 parameter.metavar, usage = name, name if parameter.required else f"[{name}]"
-                parameter.get_usage_pieces = partial(_always, [usage])
-                parameter.display_type_rich = partial(_always, None)
+                parameter.get_usage_pieces = partial(_always, [usage])  # type: ignore[method-assign]
+                parameter.display_type_rich = partial(_always, None)  # type: ignore[method-assign]
             elif getattr(parameter, "is_flag", False):
                 parameter.metavar = ""
             elif parameter.metavar is None and hasattr(parameter, "display_type"):

@@ -284,9 +284,7 @@ def draw_adsorption(results: Sequence[Adsorption], axes: Axes) -> None:
     bars: dict[str, Any] = {"yerr": spread, "error_kw": {"ecolor": "#333333"}} if np.isfinite(spread).any() else {}
     axes.bar(np.arange(len(results)), energies, 0.8, color=OKABE_ITO[0], **bars)
     axes.axhline(0, color=_DARK, linewidth=0.8)
-    for place in np.flatnonzero(np.isnan(energies)):
-        axes.text(float(place), 0, " outside", rotation=90, ha="center", va="bottom")
-    _name_bars(axes, [one.surface for one in results])
+    _name_bars(axes, [one.surface + ": outside" * (not one.is_inside) for one in results])
     axes.set(xlabel="surface", ylabel="adsorption energy / eV")
 
 
