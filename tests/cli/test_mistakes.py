@@ -46,7 +46,7 @@ import pytest
         (("explain", "MODEL", "DATA", "-o", "NEW.html"), "holds 10 structures; choose one with --index, from 0 to 9"),
         (("explain", "MODEL", "absent.xyz", "-o", "NEW.html"), "absent.xyz: no such file"),
         (("explain", "MODEL", "OC", "-o", "NEW.pdf"), "output must end in .html or .csv"),
-        (("plot", "parity", "absent", "DATA", "-o", "NEW.jpg"), "must end in .png, .svg or .pdf"),
+        (("plot", "parity", "absent", "DATA", "-o", "NEW.jpg"), "a figure must end in .png or .svg or .pdf"),
         (("plot", "parity", "absent", "-o", "NEW.png"), "give labelled structures"),
         (("plot", "rpe", "absent", "DATA", "-o", "NEW.png"), "leave out"),
         (("plot", "parity", "absent.safetensors", "DATA", "-o", "NEW.png"), "no such file"),

@@ -32,7 +32,7 @@ def standard_input(content, monkeypatch):
     ("command", "content", "message"),
     [
         (("info", "-"), b"CCO\n\xff\xfe\n", "standard input: not a readable text file"),
-        (("info", "-"), b"1\n\xff\nH 0 0 0\n", "standard input #0: not text in UTF-8"),
+        (("info", "-"), b"1\n\xff\nH 0 0 0\n", "standard input #0: not UTF-8 text"),
         (("info", "-"), b"", "standard input is empty"),
         (("train", "-", "--out", "run"), b"\xff: 1\n", "-: not readable as YAML"),
     ],

@@ -73,7 +73,7 @@ def test_totals_in_hartree(train, molflt, folder, tmp_path):
 
 def test_a_label_that_is_not_there(train):
     refused = train(status=2)
-    assert "data.target=energy" in refused.err
+    assert "--task energy" in refused.err
 
 
 def test_one_wrong_label_is_named_and_not_blamed_on_all(train, molflt, folder, tmp_path):

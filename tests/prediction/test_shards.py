@@ -268,7 +268,7 @@ def test_a_folder_in_shards(suffix, molflt, model_path, folder, tmp_path):
     assert again.err.startswith("complete already: ")
     result = molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", merged)
     assert result.status == 0
-    assert result.err == f"44 energies (y_relaxed, eV) of 3 shards in {merged}\n"
+    assert result.err == f"44 energies of 3 shards in {merged}, in eV\n"
     assert merged.read_bytes() == whole.read_bytes()
     refused = molflt("merge", *tmp_path.glob("merged*shard-*"), "-o", tmp_path / "out.extxyz")
     assert (refused.status, "extxyz holds structures" in refused.err) == (2, True)
