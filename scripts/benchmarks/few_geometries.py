@@ -76,7 +76,7 @@ def figure(rows: list[results.Row]) -> Figure:
     for row, words in ROWS.items():
         points = sorted((int(r["n"]), float(r["force_rmse"])) for r in rows if r["row"] == row)
         axes.loglog(*zip(*points, strict=True), "o-", label=words)
-    axes.plot([SIZES[-1]], [MACE], "k*", markersize=10, label="MACE, from nothing")
+    axes.plot([SIZES[-1]], [MACE], "k*", markersize=10, label="MACE, trained to the end")
     axes.set_xticks(SIZES, [str(n) for n in SIZES])
     axes.set_yticks([5, 10, 20, 50, 100, 200], ["5", "10", "20", "50", "100", "200"])
     axes.minorticks_off()
