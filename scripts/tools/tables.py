@@ -68,7 +68,8 @@ def table(name: str, folder: Path = results.DOCS) -> str:
 def turned(rows: list[results.Row], names: list[str], across: str, value: str) -> str:
     """A Markdown table with a column for each value of ``across``."""
     # Numbers by size, after whatever is a word.
-    columns = sorted({row[across] for row in rows}, key=lambda x: float(x) if x.replace(".", "").isdigit() else -1.0)
+    words = dict.fromkeys(row[across] for row in rows)
+    columns = sorted(words, key=lambda x: float(x) if x.replace(".", "").isdigit() else -1.0)
     found: dict[tuple[str, ...], results.Row] = {}
     for row in rows:
         found.setdefault(tuple(row[name] for name in names), {})[row[across]] = row[value]
