@@ -30,7 +30,7 @@ BUDGET = {
     "adsorption": (4, 686),
     "attention": (35, 3_632),
     "cli": (11, 1_467),
-    "data": (54, 8_421),
+    "data": (54, 8_422),
     "export": (4, 463),
     "invariance": (2, 318),
     "model": (10, 868),

@@ -201,9 +201,10 @@ _AS_WRITTEN = frozenset(("NCO",))
 
 def formula_and_name(mol: Chem.Mol) -> str:
     """Formula of a molecule, with its name if it is common: ``C2H6O, ethanol``."""
-    # Of hydrogen alone RDKit warns.
-    with rdBase.BlockLogs():
-        bare = Chem.RemoveHs(mol)
+    how = Chem.RemoveHsParameters()
+    # Of hydrogen alone RDKit warns. A block of its log would hold for other threads as well.
+    how.showWarnings = False
+    bare = Chem.RemoveHs(mol, how)
     for atom in bare.GetAtoms():
         atom.SetAtomMapNum(0)
     return ", ".join(filter(None, (CalcMolFormula(mol), _names().get(Chem.MolToSmiles(bare), ""))))
