@@ -203,7 +203,7 @@ def formula_and_name(mol: Chem.Mol) -> str:
     """Formula of a molecule, with its name if it is common: ``C2H6O, ethanol``."""
     how = Chem.RemoveHsParameters()
     # Of hydrogen alone RDKit warns. A block of its log would hold for other threads as well.
-    how.showWarnings = False
+    how.showWarnings = False  # type: ignore[assignment]
     bare = Chem.RemoveHs(mol, how)
     for atom in bare.GetAtoms():
         atom.SetAtomMapNum(0)
