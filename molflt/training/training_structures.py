@@ -76,7 +76,7 @@ class NeighbourDataset(Dataset[Data]):
             stored = extra_of(data).arrays.get(PARTIAL_CHARGES)
             if stored is None or stored.shape != (data.num_nodes,):
                 raise InputError(
-                    f"{data.name}: no array '{PARTIAL_CHARGES}', which has the partial charge of every atom, e"
+                    f"{data.name}: no array '{PARTIAL_CHARGES}' with the partial charge of each atom, in e"
                 )
             data[PARTIAL_CHARGES] = torch.from_numpy(np.asarray(stored, dtype=np.float64))
         return data

@@ -1,8 +1,8 @@
 """Acetylacetone from a few geometries: fine-tuned from ``pretrained:organic``, and from nothing.
 
-The first 10, 30, 100 and 450 of the training geometries of ``scripts.benchmarks.acetylacetone``, spread over the run,
-are learnt for as many steps by both; the 650 others at 300 K judge the moving average after the last step. The level
-of theory is another than that of the model (PBE-D3 and SO3LR).
+10, 30, 100 and 450 of the training geometries of ``scripts.benchmarks.acetylacetone``, spread over the run, are
+learnt for as many steps by both; the 650 others at 300 K judge the moving average after the last step. The level of
+theory is another than that of the model (PBE-D3 and SO3LR).
 
     MOLFLT_DATA=FOLDER python -m scripts.benchmarks.few_geometries --out runs/few       # 20 minutes of one core
     python -m scripts.tools.tables                                                   # the table of the page
@@ -41,7 +41,7 @@ RATE = 1e-3
 KEPT = results.DOCS / "results" / "few_geometries.csv"
 
 
-def run_config(row: str, n: int, seed: int, steps: int, start: str, parts: dict[str, Path]) -> TrainConfig:
+def run_config(row: str, seed: int, steps: int, start: str, parts: dict[str, Path]) -> TrainConfig:
     """The recipe of forces; what is fine-tuned has a trained model's architecture and a lower rate."""
     values = preset_config("forces").model_dump(mode="json", exclude_unset=True)
     values["data"] |= {"train": str(parts["train"]), "val": {"val": str(parts["val"])}}
@@ -63,7 +63,7 @@ def judge(row: str, n: int, seed: int, out: Path, steps: int, start: str) -> dic
         with atomic_file(few) as unfinished:
             write_frames(unfinished, chosen, format="extxyz")
     run = out / f"{row}-{n}-{seed}".replace(" ", "-")
-    config = run_config(row, n, seed, steps, start, {**parts, "train": few})
+    config = run_config(row, seed, steps, start, {**parts, "train": few})
     train(config, run, resume=True, say=lambda line: None)
     energy, force = mean_squares(load_model(run / LAST), parts["test"])
     return {"energy_rmse": 1000 * energy**0.5, "force_rmse": 1000 * force**0.5}

@@ -34,6 +34,15 @@ CUTOFF, DAMPING = 1_000.0, 2.0
 """Å: all pairs count in the teacher's long-range terms."""
 
 
+def so3lr() -> Any:
+    """Return the teacher, on one thread."""
+    import torch
+    from so3krates_torch.calculator.so3 import SO3LRCalculator
+
+    torch.set_num_threads(1)
+    return SO3LRCalculator(default_dtype="float64", r_max_lr=CUTOFF, dispersion_energy_cutoff_lr_damping=DAMPING)
+
+
 def taught(teacher: Any, many: list[Atoms]) -> list[dict[str, Any]]:
     """Return the teacher's energy, forces, dipole and partial charges of structures, computed together."""
     from so3krates_torch.data.atomic_data import AtomicData
@@ -74,14 +83,11 @@ def labelled(atoms: Atoms, found: dict[str, Any], second: Any) -> Atoms | None:
 
 def label(file: Path, target: Path) -> Counter[str]:
     """Label a shard and count what was kept and left out of each kind."""
-    import torch
-    from so3krates_torch.calculator.so3 import SO3LRCalculator
     from tblite.ase import TBLite
 
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    teacher = SO3LRCalculator(default_dtype="float64", r_max_lr=CUTOFF, dispersion_energy_cutoff_lr_damping=DAMPING)
-    second, kept, counts = TBLite(method="GFN2-xTB", verbosity=0), [], Counter()
+    teacher, kept, counts = so3lr(), [], Counter()
+    second = TBLite(method="GFN2-xTB", verbosity=0)
     structures = read(file, ":")
     for start in range(0, len(structures), TOGETHER):
         some = structures[start : start + TOGETHER]

@@ -32,6 +32,7 @@ from ase.build import molecule
 from ase.io import read
 
 from molflt.simulate.benchmark import bare, named_calculator, score
+from scripts.tools.organic.label import so3lr
 
 MEV = 1000.0
 COULOMB = 14.3996
@@ -44,11 +45,7 @@ def calculator(name: str) -> Any:
     if name == "labels":
         return None
     if name == "so3lr":
-        import torch
-        from so3krates_torch.calculator.so3 import SO3LRCalculator
-
-        torch.set_num_threads(1)
-        return SO3LRCalculator(default_dtype="float64", r_max_lr=1000.0, dispersion_energy_cutoff_lr_damping=2.0)
+        return so3lr()
     return named_calculator(name)
 
 
