@@ -11,6 +11,7 @@ import typer
 
 from molflt.cli.terminal import answer, command_line, errors, say, warn
 from molflt.errors import AgreedError, InputError, InputWarning
+from molflt.files import alone
 from molflt.vocabulary import Compile, EnergyUnit
 
 Task = Literal["energy", "forces", "adsorption"]
@@ -90,11 +91,9 @@ def train_command(
         if task is not None:
             overrides = [*_TASKS[task], *overrides]
         elif base is None:
-            raise InputError(
-                "nothing to train on: give --train FILE --val FILE, or a preset: molflt config lists them"
-            )
-        preset = "forces" if task == "forces" else "small"
-        _train(Path(base or preset), overrides, out, resume == "auto", report and first)
+            raise InputError("nothing to train on: give --train FILE --val FILE, or a preset of 'molflt config'")
+        base = base or ("forces" if task == "forces" else "small")
+        _train(Path(base), overrides, out, resume == "auto", report and first)
     except InputError as error:
         if first:
             raise
@@ -133,9 +132,8 @@ def _task_of(path: str) -> Task:
 
 def _say(line: str) -> None:
     """Print a line of the run; warnings and notes also with ``--quiet``."""
-    text = line.removeprefix("Warning: ")
-    if text != line:
-        warn(text)
+    if line.startswith("Warning: "):
+        warn(line.removeprefix("Warning: "))
     elif line.startswith("Note: "):
         errors.print(line, markup=False)
     else:
@@ -144,6 +142,7 @@ def _say(line: str) -> None:
 
 def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: bool) -> None:
     from molflt.training.launch import is_first_process
+    from molflt.training.run_dir import OCCUPIED
     from molflt.training.yaml import load_config
 
     settings = load_config(config, overrides)
@@ -160,7 +159,9 @@ def _train(config: Path, overrides: list[str], out: Path, resume: bool, report: 
     if report:
         from molflt.report.model import training_report
 
-        say(f"report: {training_report(out, settings, command_line(), trained.warnings)}")
+        # A run that begins there would clear away a report that is half-written.
+        with alone(out, OCCUPIED):
+            say(f"report: {training_report(out, settings, command_line(), trained.warnings)}")
 
 
 def config_command(

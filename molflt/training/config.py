@@ -317,7 +317,7 @@ class TrainConfig(BaseModel):
                 f"loss.force_weight needs a data.target that is the energy of the given geometry "
                 f"({' or '.join(DIFFERENTIABLE)}); {self.data.target} is constant along a relaxation"
             )
-        if self.loss.charge_weight and not self.model.partial_charges:
+        if self.init.model is None and self.loss.charge_weight and not self.model.partial_charges:
             raise ValueError("loss.charge_weight needs model.charges=1 model.partial_charges=true")
         if self.trainer.best_by in ("forces", "both") and not self.loss.forces:
             raise ValueError(f"trainer.best_by={self.trainer.best_by} needs loss.force_weight above 0")

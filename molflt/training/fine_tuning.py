@@ -59,6 +59,8 @@ def load_initial(config: TrainConfig, say: Callable[[str], None]) -> tuple[Train
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise InputError(f"model: with the other keys of {initial.path}: {reason}") from error
+    if config.loss.charge_weight and not model.partial_charges:
+        raise InputError(f"loss.charge_weight: {initial.path} has no partial charges; add loss.charge_weight=0")
     return config.model_copy(update={"model": model}), initial
 
 
@@ -180,11 +182,8 @@ def _freeze(model: nn.Module, names: Iterable[str]) -> None:
 
 def _parts(names: Iterable[str]) -> list[str]:
     """Modules of tensors, in order: layers by their numbers, others by their first names."""
-    found = []
-    for name in names:
-        parts = name.removeprefix("encoder.").split(".")
-        found.append(".".join(parts[:2] if parts[0] in ("layers", "embedding") else parts[:1]))
-    return list(dict.fromkeys(found))
+    split = [name.removeprefix("encoder.").split(".") for name in names]
+    return list(dict.fromkeys(".".join(p[:2] if p[0] in ("layers", "embedding") else p[:1]) for p in split))
 
 
 def _shifted(
@@ -219,6 +218,5 @@ def _shifted(
 def _left(energies: Tensor, compositions: Tensor, statistics: Statistics) -> float:
     """Standard deviation of what mean and references leave, eV."""
     references = torch.zeros(compositions.shape[1], dtype=torch.float64)
-    for z, energy in statistics.references.items():
-        references[z] = energy
+    references[list(statistics.references)] = torch.tensor([*statistics.references.values()], dtype=torch.float64)
     return float((energies - statistics.mean - compositions.to(torch.float64) @ references).std(unbiased=False))

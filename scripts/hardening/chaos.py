@@ -174,7 +174,10 @@ def chaos(names: list[str], n_points: int, seed: int, work: Path, two: bool = Fa
             counts[point.outcome if good else "DIFFERENT"] += 1
             torn = f"; cut {point.torn}" if point.torn else ""
             mark = "" if good else "WRONG: "
-            print(f"{name:<14}{k + 1:>4}  {point.how + torn:<90}  {mark}{point.outcome}", flush=True)
+            print(
+                f"{name:<14}{k + 1:>4}  {point.how + torn:<90}  {mark}{' | '.join(point.outcome.splitlines())}",
+                flush=True,
+            )
         print(f"{name}: {', '.join(f'{n} {outcome}' for outcome, n in counts.most_common())}\n", flush=True)
     return fine
 

@@ -184,6 +184,11 @@ def test_mistakes(init, error, make_config, model_path, tiny_data, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_charges_need_a_start_that_has_them(make_config, model_path, tmp_path):
+    with pytest.raises(InputError, match=r"no partial charges; add loss\.charge_weight=0"):
+        go(make_config(init=str(model_path), **{"loss.charge_weight": 1.0}), tmp_path / "run")
+
+
 def test_mistakes_of_the_configuration(make_config):
     with pytest.raises(ValueError, match=r"init\.freeze needs init\.model"):
         make_config(**{"init.freeze": ["embedding"]})
@@ -241,6 +246,8 @@ def test_the_architecture_is_that_of_the_start_and_not_of_the_preset(model_path,
     start = {"init": str(model_path), "model.n_layers": 1}
     assert make_preset("forces", start).model.model_fields_set == {"n_layers"}
     assert make_preset("forces", {"model.n_layers": 1}).model.model_fields_set > {"n_layers", "attention"}
+    # whose loss asks for the charges of the start
+    assert make_preset("organic", {"init": "pretrained:organic"}).loss.charge_weight
 
 
 def test_each_member_starts_from_one_of_an_ensemble(fine, two, tmp_path):

@@ -18,7 +18,9 @@ from molflt.data.open import open_dataset
 from molflt.data.prepare import prepare
 from molflt.data.record import to_record
 from molflt.errors import InputError
+from molflt.files import alone
 from molflt.model.file import load_model
+from molflt.report import model as report
 from molflt.report.model import training_report
 from molflt.training import run as run_module
 from molflt.training import training_structures
@@ -317,6 +319,23 @@ def test_two_runs_begun_at_once_in_one_new_folder(make_config, tmp_path, monkeyp
     with pytest.raises(InputError, match="no such file"):
         go(make_config(**{"data.train": str(tmp_path / "absent.lmdb")}), tmp_path / "other" / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_another_run_begins_after_the_report(model_path, tiny_data, tmp_path, monkeypatch, molflt):
+    """It clears away what is half-written."""
+    pytest.importorskip("fcntl")
+    files = ("--train", tiny_data / "train.lmdb", "--val", tiny_data / "val.lmdb", "--out", tmp_path / "run")
+    command = ("train", "--from", model_path, *files, "trainer.max_epochs=1", "data.num_workers=0")
+    write = training_report
+
+    def second_begins(*arguments):
+        with pytest.raises(InputError, match="busy"), alone(tmp_path / "run", "busy"):
+            pass
+        return write(*arguments)
+
+    monkeypatch.setattr(report, "training_report", second_begins)
+    assert molflt(*command).status == 0
+    assert (tmp_path / "run/report.html").exists()
 
 
 @pytest.mark.parametrize(
