@@ -122,7 +122,8 @@ class Uncertainty(BaseModel):
     every probability. The widths are therefore quantiles (normalised split conformal prediction; Lei et al., Journal
     of the American Statistical Association 113, 1094, 2018): with s the standard deviation over the members of an
     ensemble (0 for one model), the scale of a structure is ``floor`` + s, and a share p of the errors is below
-    multiple_p · scale.
+    multiple_p · scale. Structures outside the training domain have a floor and multiples of their own, measured with
+    models that were trained without some kinds of structures.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -130,24 +131,32 @@ class Uncertainty(BaseModel):
     n_members: int = Field(ge=1, description="models whose mean this is about")
     floor: FiniteFloat = Field(ge=0, description="eV, added to the standard deviation over the members")
     multiples: list[_Positive] = Field(description="of floor + standard deviation, for each of LEVELS")
+    outside: list[_Positive] = Field([], description="multiples outside the training domain; []: not measured")
+    outside_floor: FiniteFloat = Field(0.0, ge=0, description="eV, the floor there")
     coverage: list[_Share] = Field(description="found for each of LEVELS, measured on one half, found on the other")
     data: str = Field(description="what it was measured on")
     n_structures: int = Field(ge=1)
 
     @model_validator(mode="after")
     def _one_for_each_level(self) -> Uncertainty:
-        if not len(self.multiples) == len(self.coverage) == len(LEVELS):
-            raise ValueError(f"multiples and coverage: one for each of {LEVELS}")
+        if not len(self.multiples) == len(self.coverage) == len(self.outside or LEVELS) == len(LEVELS):
+            raise ValueError(f"multiples, coverage and outside: one for each of {LEVELS}")
         return self
 
-    def half_width(self, spread: np.ndarray, level: float = ONE_SIGMA) -> np.ndarray:
+    def half_width(
+        self, spread: np.ndarray, level: float = ONE_SIGMA, outside: np.ndarray | bool = False
+    ) -> np.ndarray:
         """Half-width of the interval that holds the error with a probability, (n,) eV.
 
         Args:
             spread: (n,) eV, the standard deviation over the members; zeros for one model.
             level: one of ``LEVELS``.
+            outside: (n,) true for structures outside the training domain, which count if they were measured.
         """
-        widths: np.ndarray = self.multiples[LEVELS.index(level)] * (self.floor + np.asarray(spread, np.float64))
+        k, outside = LEVELS.index(level), np.logical_and(outside, bool(self.outside))
+        multiple = np.where(outside, (self.outside or self.multiples)[k], self.multiples[k])
+        floor = np.where(outside, self.outside_floor, self.floor)
+        widths: np.ndarray = multiple * (floor + np.asarray(spread, np.float64))
         return widths
 
     def __str__(self) -> str:

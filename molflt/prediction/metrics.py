@@ -271,7 +271,7 @@ def measure(
         raise InputError(
             f"{data}: {len(error)} labelled structures are too few to measure an uncertainty; give {FEWEST}"
         )
-    floor, multiples = _fit(error, spread)
+    floor, multiples = fit_intervals(error, spread)
     return Uncertainty(
         n_members=n_members,
         floor=floor,
@@ -295,13 +295,18 @@ def cross_fitted(error: np.ndarray, spread: np.ndarray) -> np.ndarray:
     for _ in range(_HALVINGS):
         order = random.permutation(len(error))
         for half, other in ((order[::2], order[1::2]), (order[1::2], order[::2])):
-            floor, multiples = _fit(error[half], spread[half])
+            floor, multiples = fit_intervals(error[half], spread[half])
             inside[other] += error[other, None] <= np.outer(floor + spread[other], multiples)
     return inside / _HALVINGS
 
 
-def _fit(error: np.ndarray, spread: np.ndarray) -> tuple[float, list[float]]:
-    """The floor, eV, and the multiples of floor + spread that bound shares ``LEVELS`` of errors."""
+def fit_intervals(error: np.ndarray, spread: np.ndarray) -> tuple[float, list[float]]:
+    """Fit the floor, eV, and the multiples of floor + spread that bound shares ``LEVELS`` of errors.
+
+    Args:
+        error: (n,) eV, absolute.
+        spread: (n,) eV.
+    """
     floor = 1.0
     if spread.any():
         floors = _FLOORS * spread.mean()

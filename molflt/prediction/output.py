@@ -60,8 +60,8 @@ class Prediction:
         names: where each structure came from.
         contractions: how the far field was computed ("waves") and for how many structures.
         uncertainty_eV: (n_structures,) eV: half-width of the 68 % interval if the model's file has it; else the
-            standard deviation over the members (n − 1 in the denominator), or None for one model. It is measured on
-            structures inside the domain, and does not hold for others, which have an entry in ``warnings``.
+            standard deviation over the members (n − 1 in the denominator), or None for one model. For structures with
+            an entry in ``warnings`` it is as uncertain as the energy.
         failures: reasons for which structures were skipped, by index.
         forces: (n_atoms, 3) eV/Å of each structure; None unless requested.
         info: further data from each structure's file, such as the columns of a table; also for failures.
@@ -131,7 +131,7 @@ class Prediction:
         found = []
         if lines := [f"{self.names[i]}: {reason}" for i, reason in sorted(self.warnings.items())]:
             of = f"of {len(self.names):,} structure{'s' * (len(self.names) != 1)}"
-            uncovered = "" if self.uncertainty_eV is None else ", and ± does not apply"
+            uncovered = "" if self.uncertainty_eV is None else ", and so is ±"
             verb = "are" if len(lines) != 1 else "is"
             what = f"{len(lines):,} {of} {verb} outside the training domain; energies are unreliable{uncovered}"
             found.append(listed(what, lines, most=5))

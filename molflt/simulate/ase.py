@@ -120,7 +120,7 @@ class MolFLTCalculator(Calculator):
         # A given model stays as it was if these are compiled.
         self._models = [copy.copy(member.model) for member in self.model.members]
         self._replay = Replay(partial(values_of, self._models))
-        self._warnings = DomainWarnings()
+        self._warnings, self._outside = DomainWarnings(), False
         self._tags_seen: tuple[bytes, bytes] | None = None
         self._tags_meant: np.ndarray | None = None
 
@@ -186,7 +186,7 @@ class MolFLTCalculator(Calculator):
         std = {key: each.std(axis=0, ddof=1) for key, each in values.items()} if len(self._models) > 1 else {}
         spread, known = std["energy"][0] if std else None, self.model.uncertainty
         if known is not None:
-            spread = known.half_width(np.zeros(()) if spread is None else spread)
+            spread = known.half_width(np.zeros(()) if spread is None else spread, outside=self._outside)
         self.uncertainty_eV = None if spread is None else float(spread)
         self.forces_std = std.get("forces")
 
@@ -209,7 +209,7 @@ class MolFLTCalculator(Calculator):
             else:
                 data = from_atoms(bare, name, self._options)
                 self._tags_seen, self._tags_meant = (numbers, tags), data.tags.numpy()
-            self._warnings.ask(self.model.members[0], data)
+            self._outside = self._warnings.ask(self.model.members[0], data)
             return [data]
 
         same = numbers, tags, charge, atoms.pbc.tobytes()
@@ -334,13 +334,15 @@ class DomainWarnings:
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def ask(self, loaded: LoadedModel, data: Data, where: str = "") -> None:
-        """Warn of new reasons about a structure; ``where`` says which of several it is."""
-        for rule, text in domain_violations(loaded, data):
+    def ask(self, loaded: LoadedModel, data: Data, where: str = "") -> bool:
+        """Return true if a structure is outside, and warn of new reasons; ``where`` says which of several it is."""
+        reasons = domain_violations(loaded, data)
+        for rule, text in reasons:
             atoms = data.atomic_numbers.sort().values.tolist()
             what = f"{rule} {atoms}" if rule in GEOMETRIC else text
             remedy = "energies and forces are unreliable: check the structure, or train on others like it"
             self.say(f"outside the model's domain: {where}{text}; {remedy}", what)
+        return bool(reasons)
 
     def say(self, text: str, what: str) -> None:
         """Warn unless there was a warning of ``what`` before."""

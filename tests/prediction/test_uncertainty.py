@@ -8,13 +8,14 @@ from scipy.stats import norm
 
 import molflt
 from molflt import MolFLTCalculator
-from molflt.errors import InputError
+from molflt.data.ase import from_atoms
+from molflt.errors import InputError, InputWarning
 from molflt.model.config import LEVELS, Uncertainty
 from molflt.model.file import save_models
 from molflt.prediction.evaluate import measured
 from molflt.prediction.members import calibrated, load_member, load_members, uncertainty_of
 from molflt.prediction.metrics import calibrate, cross_fitted, measure
-from molflt.prediction.predict import predict
+from molflt.prediction.predict import domain_violations, predict
 
 KNOWN = Uncertainty(
     n_members=2, floor=0.1, multiples=[1.0, 2.0, 3.0, 4.0], coverage=[0.5, 0.7, 0.9, 0.95], data="x", n_structures=99
@@ -53,6 +54,30 @@ def test_coverage_is_measured_on_other_structures():
         measure(error[:18], spread[:18], np.zeros(18), 2, "drawn")
     # Perfect predictions have an uncertainty, too.
     assert measure(np.zeros(20), np.zeros(20), np.zeros(20), 1, "drawn").half_width(np.zeros(1))[0] > 0
+
+
+def test_intervals_of_their_own_outside_the_domain(two, tmp_path):
+    """For the structure that is outside, not for the one beside it; in batches and in the calculator."""
+    inside, outside = molecule("H2O"), molecule("C6H6")
+    of_each = [bool(domain_violations(two[0], from_atoms(atoms, "x"))) for atoms in (inside, outside)]
+    assert of_each == [False, True]
+    widths = {}
+    for name, multiples in (("without", []), ("with", [2.0, 6.0, 7.0, 8.0])):
+        known = KNOWN.model_copy(update={"outside": multiples, "outside_floor": 0.1})
+        save_models(tmp_path / f"{name}.safetensors", calibrated(two, known))
+        with pytest.warns(InputWarning, match="and so is ±"):
+            widths[name] = molflt.load(tmp_path / f"{name}.safetensors").predict(
+                [inside, outside], return_uncertainty=True
+            )[1]
+    np.testing.assert_allclose(widths["with"] / widths["without"], [1.0, 3.0], rtol=1e-9)
+    outside.calc = MolFLTCalculator(tmp_path / "with.safetensors")
+    with pytest.warns(UserWarning, match="outside the model's domain"):
+        outside.get_potential_energy()
+    assert outside.calc.uncertainty_eV == pytest.approx(widths["with"][1], rel=1e-4)
+    further = KNOWN.model_copy(update={"outside": [1.0, 6.0, 7.0, 8.0], "outside_floor": 0.3})
+    assert further.half_width(np.array([0.2, 0.2]), outside=np.array([False, True])) == pytest.approx([0.6, 3.0])
+    with pytest.raises(ValueError, match="one for each of"):
+        Uncertainty.model_validate(KNOWN.model_dump() | {"outside": [1.0]})
 
 
 @pytest.fixture

@@ -163,9 +163,9 @@ def table(view: str, rows: Iterable[results.Row] | None = None) -> str:
         return results.markdown(
             list(names.values()), [[row["n"], *(f"{float(row[k]):.3f}" for k in list(names)[1:])]]
         )
-    if view not in ("metal", "group", "size"):
+    heads = {"metal": "metal", "group": "group", "size": "atoms of the adsorbate", "outside": "held out"}
+    if view not in heads:
         raise ValueError(view)
-    heads = {"metal": "metal", "group": "group", "size": "atoms of the adsorbate"}
     lines = [
         [
             row["of"],
@@ -175,7 +175,7 @@ def table(view: str, rows: Iterable[results.Row] | None = None) -> str:
             f"{float(row['inside_68']):.0%}",
             f"{float(row['inside_95']):.0%}",
         ]
-        for row in [*mine, of["all", "val"] | {"of": "all"}]
+        for row in [*mine, *([] if view == "outside" else [of["all", "val"] | {"of": "all"}])]
     ]
     head = [heads[view], "structures", "MAE / eV", "mean ± / eV", "inside ±", "inside the 95 % interval"]
     return results.markdown(head, lines)
