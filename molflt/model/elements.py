@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -102,6 +103,24 @@ def element_embedding(dim: int) -> nn.Embedding:
         # In double precision and rounded once: in single precision, the order of sums depends on the processor.
         table.weight.copy_(_root().to(table.weight.device) @ table.weight.double())
     return table
+
+
+def lend_vectors(model: nn.Module, trained: Sequence[int]) -> None:
+    """Give every element that a model was not trained on the vectors of the most similar one that it was, in place.
+
+    Its own vectors still are as random as they started, but for the similarity of that start, while those of all
+    others have moved.
+
+    Args:
+        model: all of its tables with a row for each element are changed.
+        trained: atomic numbers, at least one.
+    """
+    known = torch.tensor(sorted(trained))
+    nearest = known[element_similarity()[:, known].argmax(dim=1)]
+    with torch.no_grad():
+        for table in model.modules():
+            if isinstance(table, nn.Embedding) and len(table.weight) == len(nearest):
+                table.weight.copy_(table.weight[nearest])
 
 
 class AtomEmbedding(nn.Module):

@@ -82,8 +82,7 @@ class MolFLTCalculator(Calculator):
         model: the model in use; a given one is not changed.
         uncertainty_eV: of the last energy: the half-width of the 68 % interval if the model's file states it; else
             the standard deviation over the members of an ensemble (n − 1 in the denominator), or None for one model.
-            It says nothing about structures outside the model's domain, for which the calculator gives warnings. In
-            ``results`` it would break ASE's writers.
+            It is unreliable outside the model's domain, as warnings say. In ``results`` it would break ASE's writers.
         forces_std: (n_atoms, 3) eV/Å, the standard deviation over the members of an ensemble, of every component of
             the forces; None for one model, or where they were not computed.
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from molflt.data.progress import console, visible
 from molflt.errors import InputError
 from molflt.model.compiled import n_compilations
+from molflt.model.elements import lend_vectors
 from molflt.model.file import ModelMetadata, read_metadata, save_model
 from molflt.prediction.members import BEST
 from molflt.training.config import TrainerConfig
@@ -162,7 +163,9 @@ class RunRecorder(Callback):
             trainer.should_stop = True
 
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Say what the wait is for."""
+        """Make the model ready for elements that it does not learn, and say what the wait is for."""
+        assert isinstance(pl_module, EnergyTask)
+        lend_vectors(pl_module.evaluated_model, self.metadata.elements)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], description="validating")
 

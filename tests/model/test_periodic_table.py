@@ -1,5 +1,6 @@
 """Groups and periods against the table as IUPAC prints it, starts of vectors against their covariance."""
 
+import copy
 import math
 
 import numpy as np
@@ -7,8 +8,17 @@ import pytest
 import torch
 from ase.data import atomic_numbers, chemical_symbols
 
-from molflt.model.elements import descriptors, element_embedding, element_similarity, group_and_period
+from molflt.model.elements import (
+    descriptors,
+    element_embedding,
+    element_similarity,
+    group_and_period,
+    lend_vectors,
+)
+from molflt.model.energy import EnergyModel
+from molflt.model.file import load_model
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
+from tests.model.files import tiny
 
 TABLE = """
 H  .  .  .  .  .  .  .  .  .  .  .  .  .  .  .  .  He
@@ -80,3 +90,27 @@ def test_vectors_are_rounded_once():
     draws = torch.nn.Embedding(MAX_ATOMIC_NUMBER + 1, dim).weight.detach().numpy()
     root = np.linalg.cholesky(element_similarity().numpy())
     np.testing.assert_array_equal(vectors, (root @ draws.astype(np.float64)).astype(np.float32))
+
+
+def test_what_was_not_trained_on_has_the_vectors_of_the_most_alike():
+    """Zinc those of cadmium, of which the model knows something, though copper is nearer in the table."""
+    model = EnergyModel(tiny("matrices"), 7)
+    before = copy.deepcopy(model.state_dict())
+    lend_vectors(model, [29, 8, 48, 1])
+    tables = [name for name, tensor in before.items() if len(tensor.shape) == 2 and len(tensor) == 119]
+    assert len(tables) == 6
+    for name, after in model.state_dict().items():
+        if name in tables:
+            assert torch.equal(after[[1, 8, 29, 48, 30, 16]], before[name][[1, 8, 29, 48, 48, 8]])
+        else:
+            assert torch.equal(after, before[name])
+
+
+def test_a_trained_model_has_lent_vectors(model_path):
+    loaded = load_model(model_path)
+    known = torch.tensor(loaded.metadata.elements)
+    assert 92 not in known
+    nearest = known[element_similarity()[92, known].argmax()]
+    tables = [tensor for name, tensor in loaded.model.state_dict().items() if name.endswith("element.weight")]
+    assert len(tables) == 2
+    assert all(torch.equal(table[92], table[nearest]) for table in tables)
