@@ -29,7 +29,7 @@ BUDGET = {
     TOP: (7, 422),
     "adsorption": (4, 686),
     "attention": (35, 3_632),
-    "cli": (11, 1_467),
+    "cli": (11, 1_469),
     "data": (54, 8_422),
     "export": (4, 463),
     "invariance": (2, 318),

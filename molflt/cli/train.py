@@ -84,6 +84,8 @@ def train_command(
         bare = base in (None, *PRESETS) and not any(one.startswith("data.val=") for one in overrides)
         if train and not val and bare:
             raise InputError("nothing to validate on: give --val FILE, with structures that are not in --train")
+        if forces_key and task in ("energy", "adsorption"):
+            raise InputError(f"--forces-key: --task {task} learns no forces; leave one of the two out")
         if task is None and train is not None:
             task = "forces" if forces_key else _task_of(train)
             if first:

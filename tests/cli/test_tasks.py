@@ -55,6 +55,8 @@ def test_files_names_and_unit_are_options(molflt, file, make_config, tmp_path):
     for preset in ((), ("tiny",)):
         alone = molflt("train", *preset, "--train", file, "--out", tmp_path / "other")
         assert (alone.status, "give --val FILE" in alone.err) == (2, True)
+    odd = molflt("train", config, *files, "--task", "energy", "--out", tmp_path / "other")
+    assert (odd.status, "--task energy learns no forces" in odd.err) == (2, True)
     # An override may stand in the place of the configuration.
     other = molflt("train", "trainer.max_epochs=1", *files, "--out", tmp_path / "other", "model.dim=none")
     assert (other.status, "model.dim" in other.err) == (2, True)
