@@ -18,6 +18,7 @@ from molflt.adsorption import PLACING
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.data.oc20.writer import write_lmdb
 from molflt.files import resolve_path
+from molflt.model.config import LEVELS, WIDE
 from molflt.model.file import save_model
 from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members, uncertainty_of
@@ -195,5 +196,8 @@ def test_cards_and_demo_agree():
     assert np.mean(np.less(errors, widths)) == pytest.approx(0.683, abs=0.02)
     shipped = load_members("pretrained:fg")
     uncertainty = uncertainty_of(shipped)
-    said = {row["of"]: float(row["inside_68"]) for row in rows if row["by"] == "uncertainty"}
-    assert list(said.values()) == pytest.approx(uncertainty.coverage, abs=1e-4)
+    said = {row["of"]: (row["n"], float(row["inside_68"])) for row in rows if row["by"] == "uncertainty"}
+    inside = [share for of, (_, share) in said.items() if "outside" not in of]
+    assert inside == pytest.approx(uncertainty.coverage, abs=1e-4)
+    formula = f"{uncertainty.outside[LEVELS.index(WIDE)]:.2f} × (s + {uncertainty.outside_floor:.3f} eV)"
+    assert said["95.0%, outside"][0] == formula
