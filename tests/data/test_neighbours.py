@@ -45,6 +45,7 @@ def _distances(pairs, positions, cell):
     search=st.sampled_from(["grid", "tree"]),
 )
 @settings(max_examples=240, deadline=None)
+@example(seed=6206, n_atoms=7, pbc=(True, True, True), size=1.5, spread=1.0, cutoff=1.0, search="grid")
 def test_same_pairs_as_ase(seed, n_atoms, pbc, size, spread, cutoff, search):
     generator = np.random.default_rng(seed)
     cell = size * (np.eye(3) + generator.normal(scale=0.4, size=(3, 3)))
@@ -52,7 +53,11 @@ def test_same_pairs_as_ase(seed, n_atoms, pbc, size, spread, cutoff, search):
     positions = generator.normal(scale=spread, size=(n_atoms, 3))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbours, "_MOST_CELLS", {"grid": np.inf, "tree": 0.0}[search])
-        pairs = _ours(positions, cell, pbc, cutoff)
+        try:
+            pairs = _ours(positions, cell, pbc, cutoff)
+        except InputError as error:
+            assume("atoms lie as densely" not in str(error))
+            raise
     assert len(pairs) == len(set(pairs))
     assert pairs == sorted(pairs)
     assert set(pairs) == _ase(positions, cell, pbc, cutoff)
