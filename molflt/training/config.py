@@ -206,6 +206,12 @@ class LossConfig(BaseModel):
         description="weight of the loss of partial charges and their dipole, with model.partial_charges; "
         "the data have an array partial_charges, e",
     )
+    interaction_weight: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the loss of interaction energies of dimers, each of which comes in the training file "
+        "just before its two molecules",
+    )
     auxiliary_start: float = Field(15.0, ge=0, description="weight of the displacement loss at the start")
     auxiliary_end: float = Field(1.0, ge=0, description="weight of the displacement loss at the end")
     noisy_nodes: Literal["auto"] | bool = Field(

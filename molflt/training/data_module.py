@@ -28,9 +28,12 @@ from molflt.training.training_set import compare, read_training_set
 from molflt.training.training_structures import (
     PARTIAL_CHARGES,
     SHARE,
+    DimerDataset,
     NeighbourDataset,
     NoisyDataset,
+    Prepared,
     SeparatedDataset,
+    dimers_of,
 )
 
 MOST_WORKERS = 8
@@ -101,6 +104,7 @@ class EnergyDataModule(lightning.LightningDataModule):
         self.kept = (data.target, "forces") if self.forces else (data.target,)
         if config.loss.charge_weight:
             self.kept = (*self.kept, PARTIAL_CHARGES)
+        self._dimers = self._dimers_of(training) if config.loss.interaction_weight else None
 
     @cached_property
     def _prepared(self) -> NeighbourDataset:
@@ -125,7 +129,7 @@ class EnergyDataModule(lightning.LightningDataModule):
     @cached_property
     def _training(self) -> DataLoader[Batch]:
         config = self.config
-        dataset: NeighbourDataset | SeparatedDataset
+        dataset: Prepared
         if self.noisy:
             noise = (config.loss.noise_std, config.seed, 0)
             dataset = NoisyDataset(self.train_structures, config.model, self.kept, *noise)
@@ -133,6 +137,8 @@ class EnergyDataModule(lightning.LightningDataModule):
             dataset = self._prepared
             if self.separation:
                 dataset = SeparatedDataset(dataset, self.separation, config.seed, 0)
+            if self._dimers is not None:
+                dataset = DimerDataset(self._prepared, self._dimers)
         return self._loader(dataset, self._sampler(dataset.n_atoms, shuffle=True), lasting=True)
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
@@ -163,6 +169,23 @@ class EnergyDataModule(lightning.LightningDataModule):
             )
         return float(asked)
 
+    def _dimers_of(self, training: Screening) -> np.ndarray:
+        """Places of dimers among the training structures.
+
+        Raises:
+            InputError: there are none, or other structures are to be made of the training set's.
+        """
+        found = dimers_of(training.facts.compositions(training.places))
+        if len(found) and not self.noisy and not self.separation:
+            self.notes.append(
+                f"Note: {len(found):,} dimers come just before their molecules, so their interaction energies count"
+            )
+            return found
+        why = "go together with neither loss.noisy_nodes nor loss.separation"
+        if not len(found):
+            why = "need dimers, each just before its two molecules, and there are none"
+        raise InputError(f"{self.config.data.train}: interaction energies {why}; set loss.interaction_weight=0")
+
     def _sampler(self, n_atoms: np.ndarray, shuffle: bool) -> AtomBudgetSampler:
         assert self.trainer is not None
         rank, n_ranks = self.trainer.global_rank, self.trainer.world_size
@@ -192,7 +215,10 @@ class EnergyDataModule(lightning.LightningDataModule):
         return min(max(share - 1, 1), MOST_WORKERS) if on_gpu else 0
 
     def _loader(
-        self, dataset: NeighbourDataset | SeparatedDataset, batches: AtomBudgetSampler, lasting: bool = False
+        self,
+        dataset: Prepared,
+        batches: AtomBudgetSampler,
+        lasting: bool = False,
     ) -> DataLoader[Batch]:
         model = self.config.model
         reach = math.inf if model.all_pairs_if_isolated else model.neighbour_cutoff

@@ -15,7 +15,7 @@ from torch_geometric.data import Batch
 
 from molflt.attention.layout import Plan
 from molflt.data.batch import AtomBudgetSampler, collate
-from molflt.training.training_structures import NeighbourDataset, SeparatedDataset
+from molflt.training.training_structures import Prepared
 
 _ALIGNED = 16
 """Bytes, a multiple of the size of any number."""
@@ -111,12 +111,14 @@ class Batches(Dataset[Any]):
         packed: whether batches are sent to another process.
     """
 
-    def __init__(self, structures: NeighbourDataset | SeparatedDataset, reach: float, packed: bool = False) -> None:
+    def __init__(self, structures: Prepared, reach: float, packed: bool = False) -> None:
         self.structures, self.reach, self.packed = structures, reach, packed
 
     def __getitem__(self, wanted: Request) -> Batch | Packed:
         self.structures.epoch = wanted.epoch
-        batch = collate([self.structures[index] for index in wanted.indices], wanted.plan, self.reach)
+        found = [self.structures[index] for index in wanted.indices]
+        structures = [data for each in found for data in (each if isinstance(each, list) else [each])]
+        batch = collate(structures, wanted.plan, self.reach)
         return Packed.of(batch) if self.packed else batch
 
 

@@ -27,7 +27,7 @@ from molflt.training.config import TrainConfig
 from molflt.training.optimisation import auxiliary_weight, learning_rate_factor, make_optimiser, move_averages
 from molflt.training.run_dir import record_bad_batch
 from molflt.training.training_set import TrainingSet
-from molflt.training.training_structures import PARTIAL_CHARGES
+from molflt.training.training_structures import PARTIAL_CHARGES, SIGN
 
 EXPLODING = 10.0
 """A gradient longer than so many times what it is clipped to is a sign of a learning rate that is too high."""
@@ -146,11 +146,16 @@ class EnergyTask(lightning.LightningModule):
         output, forces = self._evaluate(self.model, batch)
         wrong = output.energy - target
         logged = {"energy_mae": wrong.detach().abs().sum() / n_structures}
-        if self.config.loss.energy_per == "atom":
+        facts, config = self.training_set, self.config.loss
+        loss = wrong.new_zeros(())
+        if config.interaction_weight:
+            loss = facts.interaction_loss(wrong, batch[SIGN], config.squared, self.forces) / n_structures
+            logged["interaction_loss"] = loss.detach()
+            loss = config.interaction_weight * loss
+        if config.energy_per == "atom":
             # Relative to the mean size, so that the loss keeps its scale.
             wrong = wrong * (self.training_set.mean_n_atoms / (batch.ptr[1:] - batch.ptr[:-1]))
-        facts, config = self.training_set, self.config.loss
-        loss = facts.energy_loss(wrong, config.squared, self.forces).sum() / n_structures
+        loss = loss + facts.energy_loss(wrong, config.squared, self.forces).sum() / n_structures
         if forces is not None:
             error = torch.where(free[:, None], forces - batch.forces, 0.0)
             logged["force_mae"] = error.detach().abs().sum() / (3 * n_free)
@@ -271,12 +276,8 @@ class EnergyTask(lightning.LightningModule):
         self.current = batch
         output, forces = self._evaluate(self.evaluated_model, batch)
         error = (output.energy.detach() - batch[self.config.data.target]).to(torch.float64).abs()
-        sums = [
-            torch.full_like(error[0], len(error)),
-            error.sum(),
-            error.square().sum(),
-            (error < EWT_THRESHOLD).sum(),
-        ]
+        within = (error < EWT_THRESHOLD).sum()
+        sums = [torch.full_like(error[0], len(error)), error.sum(), error.square().sum(), within]
         if forces is not None:
             free = ~batch.fixed[:, None]
             wrong = torch.where(free, forces.detach() - batch.forces, 0.0).to(torch.float64)

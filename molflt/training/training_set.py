@@ -80,6 +80,19 @@ class TrainingSet:
         # Forces times 1 Å for each atom: beside forces, a spread of energies that differ little would be too strict.
         return (wrong / self.force_std).square() / self.mean_n_atoms
 
+    def interaction_loss(self, wrong: torch.Tensor, sign: torch.Tensor, squared: bool, forces: bool) -> torch.Tensor:
+        """Sum over dimers of the loss of errors of their energy less those of their molecules.
+
+        Args:
+            wrong: errors of the energy, (n_structures,) eV.
+            sign: (n_structures,), 1 for a dimer, -1 for each of the two molecules behind it, 0 for others.
+            squared: as of :meth:`energy_loss`.
+            forces: likewise.
+        """
+        dimer = (sign > 0).cumsum(dim=0)
+        differences = wrong.new_zeros(len(wrong) + 1).index_add(0, dimer, sign * wrong)
+        return self.energy_loss(differences, squared, forces).sum()
+
     def force_loss(self, error: torch.Tensor, squared: bool) -> torch.Tensor:
         """Loss of errors of forces, (n_atoms, 3) eV/Å → (n_atoms,), which rotation leaves as it is."""
         if squared:

@@ -21,6 +21,8 @@ from molflt.vocabulary import LABELS, TAG_ADSORBATE
 
 PARTIAL_CHARGES = "partial_charges"
 """Array in the data, e."""
+SIGN = "interaction_sign"
+"""Of a structure's energy in an interaction energy: 1, -1 or 0."""
 CACHED_ATOMS = 300_000
 """A set of up to so many atoms keeps its neighbour lists in memory: about half a gigabyte at 6 Å."""
 _ON_THE_WAY = 0.5
@@ -174,3 +176,43 @@ class SeparatedDataset(Dataset[Data]):
             data = separate_fragments(members, gaps.tolist(), random)
         model = self.prepared.model
         return attach_neighbours(data, model.neighbour_cutoff, model.all_pairs_if_isolated)
+
+
+class DimerDataset(Dataset[list[Data]]):
+    """A prepared training set whose dimers are in one batch with their molecules.
+
+    Its elements are lists: a dimer, 1 by its :data:`SIGN`, with the two molecules behind it, -1, or one other
+    structure, 0. So the error of an interaction energy is a sum over a batch.
+
+    Args:
+        prepared: structures, of which a dimer comes just before its two molecules.
+        dimers: their places, from :func:`dimers_of`.
+    """
+
+    def __init__(self, prepared: NeighbourDataset, dimers: np.ndarray) -> None:
+        self.prepared, self.cached, self.epoch = prepared, prepared.cached, 0
+        first = np.ones(len(prepared) + 1, dtype=bool)
+        first[dimers + 1] = first[dimers + 2] = False
+        self._starts = np.flatnonzero(first)
+        self.n_atoms = np.add.reduceat(prepared.n_atoms, self._starts[:-1])
+
+    def __len__(self) -> int:
+        return len(self.n_atoms)
+
+    def __getitem__(self, index: int) -> list[Data]:
+        members = [copy.copy(self.prepared[k]) for k in range(self._starts[index], self._starts[index + 1])]
+        for data, sign in zip(members, (0,) if len(members) == 1 else (1, -1, -1), strict=True):
+            data[SIGN] = data.positions.new_full((1,), sign)
+        return members
+
+
+Prepared = NeighbourDataset | SeparatedDataset | DimerDataset
+
+
+def dimers_of(compositions: np.ndarray) -> np.ndarray:
+    """Places of structures that have the atoms of the next two together, of (n_structures, n_elements) counts."""
+    found: list[int] = []
+    for place in np.flatnonzero((compositions[:-2] == compositions[1:-1] + compositions[2:]).all(axis=1)).tolist():
+        if not found or place > found[-1] + 2:
+            found.append(place)
+    return np.array(found, dtype=np.int64)

@@ -33,8 +33,8 @@ CUTOFF = 4.5
 """Å, of the teacher's messages."""
 
 
-def by_reference(structures: list[Atoms], seen: set[tuple[str, float]]) -> list[Atoms]:
-    """Give dimers their reference interaction energies, and keep those of their molecules that were not seen."""
+def by_reference(structures: list[Atoms]) -> list[Atoms]:
+    """Give dimers their reference interaction energies; each comes just before its two molecules."""
     groups: dict[int, list[Atoms]] = {}
     for atoms in structures:
         groups.setdefault(int(atoms.info["dimer"]), []).append(atoms)
@@ -45,13 +45,7 @@ def by_reference(structures: list[Atoms], seen: set[tuple[str, float]]) -> list[
         dimer.calc.results["energy"] = dimer.info["interaction_energy"] + sum(
             molecule.get_potential_energy() for molecule in molecules
         )
-        kept.append(dimer)
-        for molecule in molecules:
-            # Dimers of a series have the same molecules at different distances.
-            same = str(molecule.symbols), round(molecule.get_potential_energy(), 3)
-            if same not in seen:
-                seen.add(same)
-                kept.append(molecule)
+        kept += [dimer, *molecules]
     return kept
 
 
@@ -85,10 +79,9 @@ def main() -> None:
             name = set_of(part, atoms.info["split"])
             if name is not None and not beyond_cutoff(atoms):
                 found.setdefault(name, []).append(atoms)
-    seen: set[tuple[str, float]] = set()
     for name in ("train", "val"):
         dimers = [atoms for atoms in found[name] if "dimer" in atoms.info]
-        found[name] = [atoms for atoms in found[name] if "dimer" not in atoms.info] + by_reference(dimers, seen)
+        found[name] = [atoms for atoms in found[name] if "dimer" not in atoms.info] + by_reference(dimers)
     found["val"] = found["val"][:: -(-len(found["val"]) // MOST)]
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, structures in found.items():
