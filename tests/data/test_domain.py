@@ -83,6 +83,12 @@ def test_others_are_outside_for_their_own_reason(of_molecules, of_slabs):
     apart.positions[3:] += [0.0, 0.0, 6.0]
     far, others = from_atoms(apart, "two waters, far"), _molecules(120, 1)
     assert "gap" not in _rules(_fit([*others, far]), far), "it was seen in training"
+    # Each half of an ethane has an odd number of electrons, as no part of two waters has.
+    broken = molecule("C2H6")
+    broken.positions[broken.positions[:, 2] > 0] += [0.0, 0.0, 1.5]
+    halves = from_atoms(broken, "two methyls")
+    assert _rules(_fit([*others, far]), halves) == {"bond"}
+    assert not _rules(_fit([*others, far, halves]), halves)
     # A sixth hydrogen bound to carbon, on either side of a flat group of four.
     six = molecule("CH4") + Atoms("H2", [[0.0, 0.0, 1.09], [0.0, 0.0, -1.09]])
     assert "neighbours" in _rules(of_molecules, from_atoms(six, "CH6"))

@@ -14,7 +14,8 @@ The other part of the rule is geometric and needs a neighbour list. A structure 
 
 * two near atoms are at a distance that does not occur, within a margin, for their elements;
 * an atom has more or fewer neighbours than any atom of its element;
-* a part is further from the rest than any part of any structure, as when a molecule leaves a surface.
+* a part is further from the rest than any part of any structure, as when a molecule leaves a surface;
+* a part of a molecule with an odd number of electrons is, as when a bond breaks, over the sum of covalent radii.
 
 The margin is found by cross-validation, for each pair of elements. Each of five parts of the training set is
 compared with the others; the margin is 1.5 times the 99.8th percentile over structures with such a pair, at least
@@ -46,7 +47,7 @@ _FAR = 1 << 60
 _UNLIMITED = 1e9
 
 
-GEOMETRIC = ("distance", "neighbours", "gap")
+GEOMETRIC = ("distance", "neighbours", "gap", "bond")
 """Rules based on the geometry."""
 
 
@@ -88,6 +89,12 @@ class Domain(BaseModel):
     nearest: dict[str, float] = Field({}, description="Å, the smallest distance up to 4 Å, by pair of elements")
     neighbours: dict[str, tuple[int, int]] = Field(description="fewest and most, by element")
     widest_gap: float = Field(ge=0, description="Å, between a part of a structure and the rest, margin included")
+    widest_rupture: float | None = Field(
+        None,
+        ge=0,
+        description="largest distance between a part of a molecule with an odd number of electrons and the rest, "
+        "over the sum of covalent radii, margin included; None: not recorded",
+    )
     held_out: float | None = Field(
         description="share of the training set outside when left out of it; None: too few to judge distances"
     )
@@ -132,6 +139,10 @@ class Domain(BaseModel):
             found.append(
                 Reason("gap", f"a part {far} Å from the rest, and at most {self.widest_gap:.1f} in training")
             )
+        if self.widest_rupture is not None and not bool(data.pbc.any()) and geometry.rupture > self.widest_rupture:
+            found.append(
+                Reason("bond", "a bond is broken: a part with an odd number of electrons is away from the rest")
+            )
         return found
 
     def unseen(self, sight: Sight) -> Iterator[Reason]:
@@ -169,6 +180,7 @@ class Look(NamedTuple):
         neighbours: codes of element and number of neighbours.
         graph: the same for all geometries of a molecule.
         gap: Å, between a part and the rest.
+        rupture: the same of a part of a molecule with an odd number of electrons, over the sum of covalent radii.
     """
 
     sight: Sight
@@ -177,6 +189,7 @@ class Look(NamedTuple):
     neighbours: np.ndarray | None = None
     graph: int = 0
     gap: float = 0.0
+    rupture: float = 0.0
 
 
 def examine(data: Data, sight: Sight) -> Look:
@@ -193,6 +206,7 @@ def examine(data: Data, sight: Sight) -> Look:
         np.unique(numbers * _ELEMENT + np.minimum(geometry.counts, _ELEMENT - 1)),
         geometry.graph(numbers),
         geometry.gap,
+        0.0 if bool(data.pbc.any()) else geometry.rupture,
     )
 
 
@@ -214,7 +228,7 @@ class DomainFit:
         self._kinds: set[str] = set()
         self._atoms: set[int] = set()
         self._adsorbate_atoms: set[int] = set()
-        self._gap = 0.0
+        self._gap = self._rupture = 0.0
         self._nearest = np.empty(0, dtype=np.int64)
         self._distances: list[np.ndarray] = []
         self._neighbours: list[np.ndarray] = []
@@ -240,7 +254,7 @@ class DomainFit:
             self._nearest = first_of_each(_union((self._nearest, look.nearest)))
             self._neighbours.append(look.neighbours)
             self._graphs.add(look.graph)
-            self._gap = max(self._gap, look.gap)
+            self._gap, self._rupture = max(self._gap, look.gap), max(self._rupture, look.rupture)
 
     def domain(self) -> Domain:
         """Domain of the structures seen."""
@@ -272,6 +286,7 @@ class DomainFit:
             },
             # If separate parts occur in training, no distance is too far.
             widest_gap=round(min(self._gap + _MARGINS[0], _UNLIMITED), 2),
+            widest_rupture=round(min(self._rupture + _MARGINS[0], _UNLIMITED), 2),
             held_out=held_out,
             forces=self._forces,
             geometries=round(len(self._neighbours) / max(1, len(self._graphs)), 2),

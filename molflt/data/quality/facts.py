@@ -43,7 +43,7 @@ class Facts(NamedTuple):
         counts: (sum of ``n_codes``,) int32, atoms of each.
         looks: (n_looks, 5) int64, of structures examined closely: row, numbers of codes in ``look_codes`` (distances,
             nearest, neighbours), and the graph's hash.
-        gaps: (n_looks,) Å.
+        gaps: (n_looks, 2), gap and rupture, likewise.
         look_codes: int64, see :class:`molflt.data.quality.domain.Look`.
     """
 
@@ -114,7 +114,7 @@ class Facts(NamedTuple):
                 yield Look(sight)
             else:
                 a, b, c = (self.look_codes[e - n : e] for e, n in zip(ends[k], self.looks[k, 1:4], strict=True))
-                yield Look(sight, a, b, c, int(self.looks[k, 4]), float(self.gaps[k]))
+                yield Look(sight, a, b, c, int(self.looks[k, 4]), *self.gaps[k].tolist())
 
 
 class FactRows:
@@ -129,7 +129,7 @@ class FactRows:
         self._codes: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
         self._looks: list[tuple[int, ...]] = []
-        self._gaps: list[float] = []
+        self._gaps: list[tuple[float, float]] = []
         self._look_codes: list[np.ndarray] = []
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ class FactRows:
             codes = (look.distances, look.nearest, look.neighbours)
             self._looks.append((len(self), *map(len, codes), look.graph))  # type: ignore[arg-type]
             self._look_codes += codes  # type: ignore[arg-type]
-            self._gaps.append(look.gap)
+            self._gaps.append((look.gap, look.rupture))
         self._rows.append(
             (
                 int(data.num_nodes),
@@ -187,7 +187,7 @@ class FactRows:
             np.concatenate([*flat, *self._codes]).astype(np.int16),
             np.concatenate([*flat, *self._counts]).astype(np.int32),
             np.array(self._looks, dtype=np.int64).reshape(-1, 5),
-            np.array(self._gaps, dtype=np.float64),
+            np.array(self._gaps, dtype=np.float64).reshape(-1, 2),
             np.concatenate([*flat, *self._look_codes]),
         )
         return Facts(*(*made, *of_all))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from ase.data import covalent_radii
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import minimum_spanning_tree
+from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 from scipy.spatial import cKDTree
 from torch_geometric.data import Data
 
@@ -40,6 +40,7 @@ class Contacts(NamedTuple):
         counts: (n_atoms,) int64, neighbours of each atom.
         bonds: (2, n_bonds) int64, neighbours in either order.
         gap: Å, the largest distance between a part of the structure and the rest; infinite beyond 4 Å.
+        rupture: the same of parts with an odd number of electrons, over the sum of covalent radii; 0 without any.
     """
 
     elements: np.ndarray
@@ -49,6 +50,7 @@ class Contacts(NamedTuple):
     counts: np.ndarray
     bonds: np.ndarray
     gap: float
+    rupture: float
 
     @classmethod
     def of(cls, data: Data) -> Contacts:
@@ -75,10 +77,16 @@ class Contacts(NamedTuple):
         rows, columns = (atoms[first].astype(np.int32) for atoms in (i, j))
         tree = minimum_spanning_tree(csr_array((distances[first], (rows, columns)), shape=shape)).data
         gap = float(tree.max(initial=0.0)) if len(tree) == len(numbers) - 1 else math.inf
+        n_parts, part = connected_components(csr_array((np.ones(len(bonds[0])), bonds), shape=shape), directed=False)
+        across, apart_from_rest = part[i] != part[j], np.full(n_parts, math.inf)
+        np.minimum.at(apart_from_rest, part[i][across], (distances / both)[across])
+        odd = (np.bincount(part, numbers) % 2 == 1) & (n_parts > 1)
+        rupture = float(apart_from_rest[odd].max(initial=0.0))
         near = (i <= j) & (distances < np.minimum(_NEAR * both + _BEYOND, FURTHEST))
         pairs = np.sort(numbers[np.stack([i, j])], axis=0)
         codes = (pairs[0] * 128 + pairs[1]) * N_BINS + (distances / BIN).astype(np.int64)
-        return cls(pairs[:, near], distances[near], codes[near], first_of_each(np.unique(codes)), counts, bonds, gap)
+        nearest = first_of_each(np.unique(codes))
+        return cls(pairs[:, near], distances[near], codes[near], nearest, counts, bonds, gap, rupture)
 
     def graph(self, atomic_numbers: np.ndarray) -> int:
         """Hash a molecular graph, independent of atom order and geometry (Weisfeiler and Leman)."""

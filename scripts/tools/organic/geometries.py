@@ -9,6 +9,7 @@ on its number alone.
 
     test        of each molecule of the split `test` one geometry, after dynamics at 300 K
     conformers  of 50 of these molecules up to 12 conformers, relaxed
+    outside     of these molecules what no model is trained on, the kinds `ion`, `broken` and `squeezed` below
     spice       the conformations of the monomers of SPICE
     benchmark   the neutral dimers of SAPT10k with their reference energies, each followed by both molecules
     far         40 of these moved apart until their closest atoms are 8 to 14 Å apart, likewise
@@ -19,6 +20,9 @@ on its number alone.
     torsion    a rotatable bond turned by any angle
     dimer      two molecules of a shard, their closest atoms 1.6 to 12 Å apart
     cluster    2 to 30 molecules of water, or of water around a molecule
+    ion        a carboxylic acid without its proton, or an amine with one more, at 300 K
+    broken     a single bond made 2 to 3 times as long, the parts as they are
+    squeezed   all positions times 0.8 to 0.9
 
 Every structure has ``smiles``, ``kind``, ``charge`` and ``split``. Molecules are held out by their scaffold (Bemis
 and Murcko, J. Med. Chem. 1996, 39, 2887): all that share one are in one split. The benchmark's dimers are held out by
@@ -51,7 +55,7 @@ from molflt.files import atomic_file
 
 KCAL = units.kcal / units.mol
 WATER = "O"
-PARTS = ("test", "conformers", "spice", "benchmark", "far", "molecules")
+PARTS = ("test", "conformers", "outside", "spice", "benchmark", "far", "molecules")
 MOLECULES, STRUCTURES = 200, 500
 """Molecules of a shard, and structures of a shard of those that are only read."""
 SHARES = {"test": 0.05, "val": 0.03}
@@ -59,6 +63,10 @@ SALT = "h"
 """Chosen so that benzene, the scaffold of an eighth of the molecules, is one to train on."""
 SPICE_LENGTH = 18.897
 """Å in a unit of the coordinates of SPICE's file."""
+IONS = ("[OX2H1:1][CX3:2]=[O:3]>>[O-:1][CX3:2]=[O:3]", "[NX3;!$(N~[!#6;!#1]);!$(N-C=[!#6]);!$(N-[#6;a]):1]>>[N+:1]")
+"""An acid that loses its proton, and an amine that takes one."""
+STRETCH = {"stretched": (0.85, 1.8), "broken": (2.0, 3.0)}
+"""How many times as long as before a bond is made."""
 TOO_CLOSE = 0.5
 """Of the sum of covalent radii: geometries with closer atoms are not kept."""
 
@@ -216,7 +224,7 @@ class Molecule:
             rdMolTransforms.SetDihedralDeg(conformer, *place, float(random.uniform(-180, 180)))
         else:
             length = rdMolTransforms.GetBondLength(conformer, *place)
-            rdMolTransforms.SetBondLength(conformer, *place, float(length * random.uniform(0.85, 1.8)))
+            rdMolTransforms.SetBondLength(conformer, *place, float(length * random.uniform(*STRETCH[kind])))
         return np.array(conformer.GetPositions())
 
 
@@ -288,6 +296,31 @@ def held_out(smiles: list[str], seed: int) -> Iterator[Atoms]:
         yield labelled([molecule], [molecule.thermal(300.0, 500, random)], "thermal")
 
 
+def strange(smiles: list[str], seed: int) -> Iterator[Atoms]:
+    """Yield an ion of each molecule that has an acid or an amine, and of each a broken or a squeezed geometry."""
+    random = np.random.default_rng(seed)
+    for text in smiles:
+        for change, charge in zip(IONS, (-1, 1), strict=True):
+            made = AllChem.ReactionFromSmarts(change).RunReactants((Chem.MolFromSmiles(text),))
+            if not made:
+                continue
+            try:
+                Chem.SanitizeMol(made[0][0])
+                ion = Molecule(Chem.MolToSmiles(made[0][0]), int(random.integers(2**31)))
+            except ValueError:
+                continue
+            yield labelled([ion], [ion.thermal(300.0, 500, random)], "ion", charge)
+        try:
+            molecule = Molecule(text, int(random.integers(2**31)))
+        except ValueError:
+            continue
+        x: np.ndarray | None = molecule.thermal(300.0, 500, random)
+        kind = random.choice(["broken", "squeezed"])
+        x = molecule.changed(kind, x, random) if kind == "broken" else random.uniform(0.8, 0.9) * x
+        if x is not None:
+            yield labelled([molecule], [x], kind)
+
+
 def conformers(smiles: list[str], seed: int) -> Iterator[Atoms]:
     """Yield up to 12 relaxed conformers of each molecule."""
     embedding = AllChem.ETKDGv3()
@@ -304,12 +337,18 @@ def conformers(smiles: list[str], seed: int) -> Iterator[Atoms]:
             yield labelled([molecule], [np.array(conformer.GetPositions())], "conformer")
 
 
-def labelled(parts: list[Molecule], places: list[np.ndarray], kind: str) -> Atoms:
+def labelled(parts: list[Molecule], places: list[np.ndarray], kind: str, charge: int = 0) -> Atoms:
     """Join molecules into a structure."""
     atoms = Atoms(np.concatenate([part.numbers for part in parts]), np.concatenate(places))
     names = ".".join(dict.fromkeys(part.smiles for part in parts))
     splits = {part.split for part in parts if part.smiles != WATER} or {"train"}
-    atoms.info = {"smiles": names, "kind": kind, "charge": 0, "split": splits.pop(), "n_first": len(parts[0].numbers)}
+    atoms.info = {
+        "smiles": names,
+        "kind": kind,
+        "charge": charge,
+        "split": splits.pop(),
+        "n_first": len(parts[0].numbers),
+    }
     return atoms
 
 
@@ -343,10 +382,10 @@ def shards(data: Path, part: str, largest: int, seed: int) -> Iterator[Callable[
     else:
         smiles = (
             tests
-            if part == "test"
+            if part in ("test", "outside")
             else [t for t in tests if rdMolDescriptors.CalcNumRotatableBonds(made[t]) > 2][:50]
         )
-    make = {"test": held_out, "conformers": conformers, "molecules": structures}[part]
+    make = {"test": held_out, "conformers": conformers, "outside": strange, "molecules": structures}[part]
     for k, start in enumerate(range(0, len(smiles), MOLECULES)):
         yield partial(make, smiles[start : start + MOLECULES], seed + k)
 

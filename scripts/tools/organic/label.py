@@ -28,7 +28,7 @@ from ase.io import read, write
 
 LARGEST, APART = 25.0, 8.0
 """eV/Å: the largest force, and the largest difference between the forces of the two methods."""
-TRUSTED, TOGETHER = ("thermal", "spice", "conformer", "benchmark", "far"), 16
+TRUSTED, TOGETHER = ("thermal", "spice", "conformer", "benchmark", "far", "ion"), 16
 """Kinds without a second opinion, and structures that the teacher computes at once."""
 CUTOFF, DAMPING = 1_000.0, 2.0
 """Å: all pairs count in the teacher's long-range terms."""
@@ -49,7 +49,7 @@ def taught(teacher: Any, many: list[Atoms]) -> list[dict[str, Any]]:
     from so3krates_torch.data.utils import config_from_atoms
     from so3krates_torch.tools.torch_geometric.dataloader import DataLoader
 
-    bare = [Atoms(atoms.numbers, atoms.positions, info={"charge": 0.0}) for atoms in many]
+    bare = [Atoms(atoms.numbers, atoms.positions, info={"charge": float(atoms.info["charge"])}) for atoms in many]
     configs = [config_from_atoms(atoms, key_specification=teacher.key_specification) for atoms in bare]
     reach = {"z_table": teacher.z_table, "cutoff": teacher.r_max, "cutoff_lr": teacher.r_max_lr}
     data = [AtomicData.from_config(config, **reach) for config in configs]

@@ -18,6 +18,7 @@ there, for a trial; otherwise the tables and the numbers of tests/golden are wri
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from collections import Counter, defaultdict
@@ -30,14 +31,20 @@ import typer
 from ase import Atoms, units
 from ase.build import molecule
 from ase.data import chemical_symbols, g2
+from ase.io import read
 
 from molflt import MolFLTCalculator
 from molflt.data.dataset import fingerprint
+from molflt.data.open import open_dataset
+from molflt.data.reading import ReadOptions
 from molflt.model.file import LoadedModel
 from molflt.prediction.evaluate import measured
 from molflt.prediction.members import calibrated, load_members
 from molflt.prediction.model import Model
+from molflt.prediction.predict import predict
 from scripts import results
+from scripts.tools.fg.outside import Errors, pooled
+from scripts.tools.fg.outside import rows as shares
 from scripts.tools.fg.ship import about, saved
 from scripts.tools.organic import score
 
@@ -80,6 +87,9 @@ KINDS = {
     "stretched": "molecules with a bond pressed or stretched",
     "torsion": "molecules with a bond turned",
     "dimer": "two molecules side by side",
+    "ion": "ions: an acid without its proton, an amine with one more",
+    "broken": "a single bond 2 to 3 times as long",
+    "squeezed": "all positions times 0.8 to 0.9",
     "cluster": "clusters of water, or of water around a molecule",
 }
 
@@ -98,8 +108,21 @@ def contents(file: Path) -> list[dict[str, Any]]:
 def sizes(sets: Path) -> list[dict[str, Any]]:
     """Structures of the sets to judge on, as the table counts them."""
     every = {"test": 1, "conformers": 1, "benchmark": 3, "far": 3}
-    found = {name: len(score.read(file, ":")) for name in every if (file := sets / f"{name}.extxyz").exists()}
+    found = {name: len(read(file, ":")) for name in every if (file := sets / f"{name}.extxyz").exists()}
     return [{"by": "set", "of": name, "n": n // every[name]} for name, n in found.items()]
+
+
+def errors_outside(members: list[LoadedModel], file: Path) -> Errors:
+    """Errors of energies, by kind, of structures of a file that are outside the models' domain."""
+    structures = read(file, ":")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = predict(members, open_dataset(str(file), ReadOptions(charges=True)))
+    errors = defaultdict(list)
+    for place in sorted(found.warnings):
+        atoms = structures[place]
+        errors[atoms.info["kind"]].append(abs(found.energies[place] - atoms.get_potential_energy()))
+    return {kind: (np.array(wrong), np.zeros(len(wrong))) for kind, wrong in errors.items()}
 
 
 def read_scores(files: Iterable[Path]) -> dict[str, dict[str, float]]:
@@ -201,13 +224,24 @@ def ship(
             raise SystemExit(f"error: {member.path}: has no partial charges, and the card promises dipoles")
     members = [named(member) for member in members]
     known, _ = measured(members, str(sets / "test.extxyz"), name=TEST)
-    members = calibrated(members, known.model_copy(update={"data": TEST}))
+    known, outside = known.model_copy(update={"data": TEST}), []
+    if (file := sets / "outside.extxyz").exists():
+        errors = errors_outside(members, file)
+        floor, multiples = pooled(errors)
+        known = known.model_copy(update={"outside": multiples, "outside_floor": floor})
+        for row in shares(errors):
+            values = {"error": row["mae"], "width": row["uncertainty"], "inside": row["inside_68"]}
+            outside += [
+                {"by": "outside", "of": row["of"], "calculator": name, "value": value, "n": row["n"]}
+                for name, value in values.items()
+            ]
+    members = calibrated(members, known)
     ours = score.scores(MolFLTCalculator(Model(members)), sets, times=times)
     zero = {"by": "file", "of": "zero of the energy", "n": from_free_atoms(members)}
     others["organic"] = ours | others["organic"]
     size = saved(root / MODEL, members)
     learnt = {"by": "file", "of": "interaction energies of dimers", "n": BENCHMARK[benchmark]}
-    rows = [*about(members, recipe, size), learnt, zero, *contents(train), *sizes(sets)]
+    rows = [*about(members, recipe, size), learnt, zero, *contents(train), *sizes(sets), *outside]
     for name, values in others.items():
         rows += [{"by": "score", "of": of, "calculator": name, "value": values.get(of)} for of in MEASURES]
     measured_here = results.provenance({"sets": "organic"})
@@ -216,7 +250,7 @@ def ship(
 
 
 def table(view: str, rows: Iterable[Mapping[str, Any]] | None = None) -> str:
-    """Markdown of a view: ``file``, ``data``, ``scores``, or the line ``error``."""
+    """Markdown of a view: ``file``, ``data``, ``outside``, ``scores``, or the line ``error``."""
     every = results.read(results.ROOT / NUMBERS) if rows is None else list(rows)
     mine = [row for row in every if row["by"] == view]
     if view == "file":
@@ -233,6 +267,17 @@ def table(view: str, rows: Iterable[Mapping[str, Any]] | None = None) -> str:
             f"Error: {forces:.0f} meV/Å in forces and {conformers:.0f} meV in relative energies of conformers (mean "
             "absolute), of molecules held out, against SO3LR\n"
         )
+    if view == "outside":
+        table: dict[str, dict[str, Any]] = defaultdict(dict)
+        for row in mine:
+            table[row["of"]] |= {"n": row["n"], row["calculator"]: float(row["value"])}
+        cells = [
+            [KINDS[kind], of["n"], f"{of['error']:.2f}", f"{of['width']:.2f}", f"{of['inside']:.0%}"]
+            for kind, of in table.items()
+        ]
+        mean = np.mean([of["inside"] for of in table.values()]) if table else math.nan
+        titles = ["outside", "structures", "error, eV", "68 % half-width of the other kinds, eV", "errors within"]
+        return results.markdown(titles, [*cells, ["mean", "", "", "", f"{mean:.0%}"]])
     if view != "scores":
         raise ValueError(view)
     cells = []
