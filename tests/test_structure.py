@@ -30,14 +30,14 @@ BUDGET = {
     "adsorption": (4, 686),
     "attention": (35, 3_632),
     "cli": (11, 1_469),
-    "data": (54, 8_422),
+    "data": (54, 8_442),
     "export": (4, 463),
     "invariance": (2, 318),
-    "model": (10, 883),
+    "model": (10, 884),
     "prediction": (8, 1_352),
     "report": (9, 1_147),
     "simulate": (6, 588),
-    "training": (15, 2_217),
+    "training": (15, 2_272),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

@@ -123,7 +123,7 @@ class Uncertainty(BaseModel):
     of the American Statistical Association 113, 1094, 2018): with s the standard deviation over the members of an
     ensemble (0 for one model), the scale of a structure is ``floor`` + s, and a share p of the errors is below
     multiple_p · scale. Structures outside the training domain have a floor and multiples of their own, measured with
-    models that were trained without some kinds of structures.
+    models that were trained without some kinds of structures, and never a narrower interval than inside.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -153,10 +153,11 @@ class Uncertainty(BaseModel):
             level: one of ``LEVELS``.
             outside: (n,) true for structures outside the training domain, which count if they were measured.
         """
-        k, outside = LEVELS.index(level), np.logical_and(outside, bool(self.outside))
-        multiple = np.where(outside, (self.outside or self.multiples)[k], self.multiples[k])
-        floor = np.where(outside, self.outside_floor, self.floor)
-        widths: np.ndarray = multiple * (floor + np.asarray(spread, np.float64))
+        k, spread = LEVELS.index(level), np.asarray(spread, np.float64)
+        widths: np.ndarray = self.multiples[k] * (self.floor + spread)
+        if self.outside:
+            beyond = np.maximum(widths, self.outside[k] * (self.outside_floor + spread))
+            widths = np.where(outside, beyond, widths)
         return widths
 
     def __str__(self) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import typer
 
 from molflt.data.dataset import ListDataset
-from molflt.model.config import LEVELS, ONE_SIGMA, WIDE
+from molflt.model.config import LEVELS, ONE_SIGMA, WIDE, Uncertainty
 from molflt.model.file import save_models
 from molflt.prediction.members import calibrated, load_members
 from molflt.prediction.metrics import fit_intervals
@@ -49,14 +49,20 @@ def pooled(errors: Errors) -> tuple[float, list[float]]:
     return fit_intervals(*(np.concatenate([each[k][chosen[rule]] for rule, each in errors.items()]) for k in (0, 1)))
 
 
-def rows(errors: Errors) -> list[dict[str, Any]]:
-    """Errors by rule, and the shares inside the intervals that the other rules have."""
+def extended(known: Uncertainty, errors: Errors) -> Uncertainty:
+    """Add intervals outside the domain."""
+    floor, multiples = pooled(errors)
+    return known.model_copy(update={"outside": multiples, "outside_floor": floor})
+
+
+def rows(errors: Errors, known: Uncertainty) -> list[dict[str, Any]]:
+    """Errors by rule, and the shares inside the intervals that the other rules add to those known."""
     found = []
     for rule, (error, spread) in errors.items():
-        floor, multiples = pooled({other: of for other, of in errors.items() if other != rule})
-        shares = [float((error <= multiples[LEVELS.index(p)] * (floor + spread)).mean()) for p in (ONE_SIGMA, WIDE)]
-        widths = multiples[LEVELS.index(ONE_SIGMA)] * (floor + spread)
-        values = (len(error), error.mean(), np.median(error), np.sqrt((error**2).mean()), widths.mean(), *shares)
+        measured = extended(known, {other: of for other, of in errors.items() if other != rule})
+        one, wide = (measured.half_width(spread, level, outside=True) for level in (ONE_SIGMA, WIDE))
+        shares = [float((error <= widths).mean()) for widths in (one, wide)]
+        values = (len(error), error.mean(), np.median(error), np.sqrt((error**2).mean()), one.mean(), *shares)
         found.append({"by": "outside", "of": rule, **dict(zip(COLUMNS[2:], values, strict=True))})
     return found
 
@@ -66,16 +72,15 @@ def main(
 ) -> None:
     """Write the intervals to the model's file, and the shares to its numbers."""
     errors = {rule: errors_outside(rule, paths.split(",")) for rule, _, paths in (one.partition("=") for one in runs)}
-    floor, multiples = pooled(errors)
     path = results.ROOT / MODEL
     members = load_members(str(path))
     known = members[0].metadata.uncertainty
     assert known is not None
-    known = known.model_copy(update={"outside": multiples, "outside_floor": floor})
+    known = extended(known, errors)
     save_models(path, calibrated(members, known))
-    new = rows(errors)
+    new = rows(errors, known)
     for level, share in ((ONE_SIGMA, "inside_68"), (WIDE, "inside_95")):
-        formula = f"{multiples[LEVELS.index(level)]:.2f} × (s + {floor:.3f} eV)"
+        formula = f"{known.outside[LEVELS.index(level)]:.2f} × (s + {known.outside_floor:.3f} eV)"
         mean = float(np.mean([row[share] for row in new if row["by"] == "outside"]))
         new.append({"by": "uncertainty", "of": f"{level:.1%}, outside", "n": formula, "inside_68": mean})
     old = [row for row in results.read(results.ROOT / NUMBERS) if "outside" not in row["by"] + row["of"]]

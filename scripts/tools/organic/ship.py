@@ -43,7 +43,7 @@ from molflt.prediction.members import calibrated, load_members
 from molflt.prediction.model import Model
 from molflt.prediction.predict import predict
 from scripts import results
-from scripts.tools.fg.outside import Errors, pooled
+from scripts.tools.fg.outside import Errors, extended
 from scripts.tools.fg.outside import rows as shares
 from scripts.tools.fg.ship import about, saved
 from scripts.tools.organic import score
@@ -227,9 +227,8 @@ def ship(
     known, outside = known.model_copy(update={"data": TEST}), []
     if (file := sets / "outside.extxyz").exists():
         errors = errors_outside(members, file)
-        floor, multiples = pooled(errors)
-        known = known.model_copy(update={"outside": multiples, "outside_floor": floor})
-        for row in shares(errors):
+        known = extended(known, errors)
+        for row in shares(errors, known):
             values = {"error": row["mae"], "width": row["uncertainty"], "inside": row["inside_68"]}
             outside += [
                 {"by": "outside", "of": row["of"], "calculator": name, "value": value, "n": row["n"]}
