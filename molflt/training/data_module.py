@@ -17,7 +17,7 @@ from torch_geometric.data import Batch
 
 from molflt.data.batch import AtomBudgetSampler
 from molflt.data.cache import open_large
-from molflt.data.dataset import StructureDataset
+from molflt.data.dataset import StructureDataset, SubsetDataset
 from molflt.data.quality.screen import ALONE, Crew, Screening
 from molflt.errors import InputError
 from molflt.files import resolve_path
@@ -84,7 +84,7 @@ class EnergyDataModule(lightning.LightningDataModule):
 
         training, validation = screening(data.train), {name: screening(path) for name, path in data.val.items()}
         self.training_set = read_training_set(training, kind, data.references)
-        self.train_structures = training.usable
+        self.train_structures, self._screened = training.usable, training
         self.warnings, self.notes = list(training.doubts), self.training_set.notes()
         self.mad: dict[str, float] = {}
         self.val_structures: dict[str, StructureDataset] = {}
@@ -105,6 +105,11 @@ class EnergyDataModule(lightning.LightningDataModule):
         if config.loss.charge_weight:
             self.kept = (*self.kept, PARTIAL_CHARGES)
         self._dimers = self._dimers_of(training) if config.loss.interaction_weight else None
+
+    def sample(self, most: int) -> StructureDataset:
+        """Choose about so many training structures, some with each element among them."""
+        chosen = self._screened.facts.sample(self._screened.places, most)
+        return SubsetDataset(self.train_structures, chosen, self.train_structures.n_atoms[chosen])
 
     @cached_property
     def _prepared(self) -> NeighbourDataset:

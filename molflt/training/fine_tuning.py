@@ -26,6 +26,8 @@ from molflt.training.training_set import TrainingSet
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
 _STATISTICS, _HEAD = "standardiser", "energy_head"
+_ENOUGH = 5_000
+"""Structures that tell how energies of a trained model are shifted."""
 
 
 def load_initial(config: TrainConfig, say: Callable[[str], None]) -> tuple[TrainConfig, LoadedModel | None]:
@@ -99,7 +101,7 @@ def take_over(
     _check_fit(model, initial, config)
     _freeze(model, config.init.freeze)
     found = data.training_set
-    statistics, before, after = _shifted(initial, found, data.train_structures, config, device)
+    statistics, before, after = _shifted(initial, found, data.sample(_ENOUGH), config, device)
     kept = statistics is not None
     taken, other_size, new, unused = _copy(model, initial.model, kept)
     names = [chemical_symbols[z] for z in found.elements if z not in initial.metadata.elements]

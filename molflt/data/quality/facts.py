@@ -94,6 +94,15 @@ class Facts(NamedTuple):
         chosen[places] = True
         return [int(z) for z in np.unique(self.codes[np.repeat(chosen, self.n_codes)] // N_TAGS)]
 
+    def sample(self, places: np.ndarray, most: int, of_each: int = 20) -> np.ndarray:
+        """Indices of about ``most`` of ``places``, evenly chosen, and of some with each element."""
+        row = np.full(len(self.n_atoms), -1)
+        row[places] = np.arange(len(places))
+        rows, elements = np.repeat(row, self.n_codes), self.codes // N_TAGS
+        some = [rows[(rows >= 0) & (elements == z)][:of_each] for z in self.elements(places)]
+        evenly = np.arange(0, len(places), -(-len(places) // most))
+        return np.unique(np.concatenate([evenly, *some]))
+
     def sketches(self, places: np.ndarray) -> Sketches:
         """Sketches of some structures."""
         return Sketches(self.composition[places], self.sketch[places])
