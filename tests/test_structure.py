@@ -27,17 +27,17 @@ FLOORS = (
 
 BUDGET = {
     TOP: (7, 422),
-    "adsorption": (4, 686),
+    "adsorption": (4, 691),
     "attention": (35, 3_632),
     "cli": (11, 1_469),
-    "data": (54, 8_442),
+    "data": (54, 8_449),
     "export": (4, 463),
     "invariance": (2, 318),
     "model": (10, 884),
     "prediction": (8, 1_352),
     "report": (9, 1_147),
     "simulate": (6, 588),
-    "training": (15, 2_272),
+    "training": (15, 2_276),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

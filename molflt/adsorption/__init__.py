@@ -34,6 +34,8 @@ from molflt.prediction.predict import DEFAULT_MAX_ATOMS, predict, unknown_elemen
 On: TypeAlias = str | os.PathLike[str] | Atoms
 
 DEFAULT_MODEL = "pretrained:fg"
+_SMALL = ("H", "C", "CH", "CH2", "CH3", "O", "HO", "CO")
+_FOR_SMALL = "For H, C, CH, CH2, CH3, O, OH and CO there is pretrained:wwl, whose energies count from CH4, H2O and H2"
 N_GUESSES = 200
 MOST_CONFORMERS = 6
 _TRIED = 30
@@ -186,7 +188,8 @@ def adsorb(
     loaded = model if isinstance(model, Model) else load(model, device)
     results = adsorb_conformers(conformers, surfaces, loaded, smiles, n_guesses, seed, max_atoms)
     if doubts := doubts_of(results):
-        warn_caller(doubts)
+        small = conformers[0].get_chemical_formula() in _SMALL and _is_default(loaded)
+        warn_caller(doubts + (f"\n{_FOR_SMALL}" if small else ""))
     return results
 
 
@@ -235,7 +238,7 @@ def _strange(model: Model, surface: Surface, molecule: Atoms) -> str | None:
     first = model.members[0]
     if unknown := unknown_elements(first, set(surface.atoms.numbers.tolist())):
         return f"the model was not trained on {', '.join(unknown)}"
-    if first.path != member_paths(DEFAULT_MODEL)[0]:
+    if not _is_default(model):
         return None
     if not surface.of_set:
         return (
@@ -243,6 +246,10 @@ def _strange(model: Model, surface: Surface, molecule: Atoms) -> str | None:
             f"surface atoms, and this is {surface.name} with one to {1 / surface.coverage:.0f}"
         )
     return f"{DEFAULT_MODEL} was trained on no radicals" if molecule.info.get(_UNPAIRED) else None
+
+
+def _is_default(model: Model) -> bool:
+    return bool(model.members[0].path == member_paths(DEFAULT_MODEL)[0])
 
 
 def molecule(smiles: str, seed: int = 0) -> list[Atoms]:

@@ -45,9 +45,12 @@ def adsorb_command(
     Negative is bound, relative to the clean surface and the molecule in vacuum. Conformers of the molecule are placed
     on the surface, by default the close-packed one, in many ways, and the energy after relaxation is predicted for
     each. E is the 5th percentile over placements inside the model's domain, or "outside" where few are: pretrained:fg
-    knows close-packed faces of fourteen metals and molecules of 4 to 18 atoms.
+    knows close-packed faces of fourteen metals and molecules of 4 to 18 atoms. pretrained:wwl knows H, C, CH, CH2,
+    CH3, O, OH and CO on flat and stepped metals; its energies count from CH4, H2O and H2.
 
     Example: molflt adsorb CCO --on Pt,Pd,Cu -o ethanol.html
+
+    Example: molflt adsorb molecule:CO --on Pt,Cu:211 --model pretrained:wwl
     """
     if out is not None:
         claim_new_file(context, out, (".csv", ".extxyz", ".xyz", ".html"), overwrite)

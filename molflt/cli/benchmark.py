@@ -15,7 +15,7 @@ COLUMNS = (
     "set",
     "structures",
     "relative energies / eV",
-    "of",
+    "of structures",
     "forces / eV/Å",
     "dipoles / D",
     "ms",
@@ -36,7 +36,7 @@ def benchmark_command(
     """Compare any calculator of ASE with labelled structures: energies, forces, dipoles, time.
 
     Energies are compared less the mean of their molecule ('smiles' in the file, or else the formula), so that any
-    zero will do; 'of' counts the structures of molecules that have several. Errors are mean absolute ones, those of
+    zero will do; 'of structures' counts those of molecules that have several. Errors are mean absolute ones, those of
     dipoles mean lengths. package.module:name is imported and called without arguments.
 
     Example: molflt benchmark pretrained:acac held_out.extxyz

@@ -25,6 +25,7 @@ from molflt.prediction.members import pretrained_models
 from scripts import results
 from scripts.benchmarks.accuracy_data import DATA_SETS, divide, read, shared
 from scripts.benchmarks.domain import learnt
+from scripts.tools import wwl
 
 
 def _qm7() -> list[Data]:
@@ -42,6 +43,10 @@ def _organic() -> list[Data]:
     return [found[k] for k in range(len(found))]
 
 
+def _wwl() -> list[Data]:
+    return wwl.divided()["train"]
+
+
 def _acac() -> list[Data]:
     frames = read_frames(shared("acac/train_300K.xyz.gz"), index=":", format="extxyz")
     return [from_atoms(frame, str(k)) for k, frame in enumerate(frames) if k % 10]
@@ -52,6 +57,7 @@ TRAINED_ON: dict[str, Callable[[], Sequence[Data]]] = {
     "fg": _fg,
     "acac": _acac,
     "organic": _organic,
+    "wwl": _wwl,
 }
 
 

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "molflt/pretrained/fg.md": "models/fg.md",
     "molflt/pretrained/organic.md": "models/organic.md",
     "molflt/pretrained/qm7-small.md": "models/qm7-small.md",
+    "molflt/pretrained/wwl.md": "models/wwl.md",
 }
 """Pages of the repository, and where they are on the site."""
 NOTEBOOKS = {f"notebooks/{path.name}": f"tutorials/{path.stem}.md" for path in (ROOT / "notebooks").glob("*.ipynb")}

@@ -43,7 +43,7 @@ LAYOUTS: dict[str, Callable[..., str]] = {
     "organic": organic.table,
     "speed": speed_report.table,
 }
-ELSEWHERE = ("README.md", "data/fg/README.md", "molflt/pretrained/fg.md", "molflt/pretrained/organic.md")
+ELSEWHERE = ("README.md", "data/fg/README.md", *(f"molflt/pretrained/{name}.md" for name in ("fg", "organic", "wwl")))
 """Pages that are not under docs."""
 
 

@@ -24,11 +24,11 @@ from molflt.prediction.predict import domain_violations
 from scripts.benchmarks.additivity import excess
 
 MODELS = pretrained_models()
-QM7, ADSORPTION, FORCES, ORGANIC = "qm7-small", "fg", "acac", "organic"
+QM7, ADSORPTION, FORCES, ORGANIC, SMALL = "qm7-small", "fg", "acac", "organic", "wwl"
 
 
 def test_all_are_there_with_their_cards():
-    assert set(MODELS) == {QM7, ADSORPTION, FORCES, ORGANIC}
+    assert set(MODELS) == {QM7, ADSORPTION, FORCES, ORGANIC, SMALL}
     for path in MODELS.values():
         card = path.with_suffix(".md").read_text(encoding="utf-8")
         for word in ("Training data", "Error", "Domain", "Limits"):
@@ -42,6 +42,17 @@ def test_atomisation_energies_of_small_molecules():
     kcal_mol = {"C2H6": 713.08, "C2H4": 564.10, "CH4": 420.42}
     found = molflt.load(f"pretrained:{QM7}").predict([molecule(name) for name in kcal_mol])
     np.testing.assert_allclose(-found, [value * units.kcal / units.mol for value in kcal_mol.values()], rtol=0.03)
+
+
+def test_small_adsorbates_have_a_model_of_their_own():
+    """CO on Pt(111) and O on Ni(211) by DFT, 1.06 and -0.07 eV, are of groups that were held out."""
+    for smiles, on, expected, site in (("molecule:CO", "Pt", 1.06, "ontop"), ("[O]", "Ni:211", -0.07, None)):
+        (found,) = molflt.adsorb(smiles, on, f"pretrained:{SMALL}", n_guesses=24)
+        assert found.energy == pytest.approx(expected, abs=0.25)
+        assert found.inside.all()
+        assert site in (None, found.guess.site)
+    with pytest.warns(UserWarning, match=f"there is pretrained:{SMALL}"):
+        molflt.adsorb("molecule:CO", "Pt", n_guesses=2)
 
 
 def test_adsorption_energies_come_with_their_uncertainty(tmp_path):
