@@ -317,6 +317,7 @@ def _quiet_lightning() -> None:
         ".*LeafSpec.*",
         # Metrics are summed across ranks before they are logged.
         ".*sync_dist=True.*",
+        ".*Grad strides do not match.*",
         # Its successor is unknown to torch before 2.13.
         ".*broadcast_buffers.*",
     ):

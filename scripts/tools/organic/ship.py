@@ -56,6 +56,10 @@ BENCHMARK = {True: "of SAPT10k the benchmark's, of others SO3LR's", False: "SO3L
 CALCULATORS = {"labels": "SO3LR", "gfn2": "GFN2-xTB", "organic": "`pretrained:organic`"}
 
 
+FEWEST = 30
+"""Structures of a kind that count outside the domain."""
+
+
 class Measure(NamedTuple):
     """A row of the table: in words, with its unit, its target, and whether the teacher is the reference."""
 
@@ -122,7 +126,7 @@ def errors_outside(members: list[LoadedModel], file: Path) -> Errors:
     for place in sorted(found.warnings):
         atoms = structures[place]
         errors[atoms.info["kind"]].append(abs(found.energies[place] - atoms.get_potential_energy()))
-    return {kind: (np.array(wrong), np.zeros(len(wrong))) for kind, wrong in errors.items()}
+    return {kind: (np.array(wrong), np.zeros(len(wrong))) for kind, wrong in errors.items() if len(wrong) >= FEWEST}
 
 
 def read_scores(files: Iterable[Path]) -> dict[str, dict[str, float]]:
@@ -282,7 +286,7 @@ def table(view: str, rows: Iterable[Mapping[str, Any]] | None = None) -> str:
     cells = []
     for of, measure in MEASURES.items():
         found = [values.get((of, name)) for name in CALCULATORS]
-        shown = [shortened(value) for value in found]
+        shown = [shortened(value, measure.target) for value in found]
         if measure.taught:
             shown[0] = "–"
         ours = shown[-1]
@@ -293,12 +297,14 @@ def table(view: str, rows: Iterable[Mapping[str, Any]] | None = None) -> str:
     return results.markdown(["", *CALCULATORS.values(), "target", "reached"], cells)
 
 
-def shortened(value: Any) -> str:
-    """A number with two digits, or all before the point."""
+def shortened(value: Any, target: float | None = None) -> str:
+    """A number with two digits, or all before the point; with one more if it would else look like a target missed."""
     if value in (None, ""):
         return ""
     number = float(value)
-    return f"{number:,.0f}" if abs(number) >= 10 else f"{number:.2g}"
+    text = f"{number:,.0f}" if abs(number) >= 10 else f"{number:.2g}"
+    missed = target is not None and number > target >= float(text.replace(",", ""))
+    return f"{number:,.1f}" if missed else text
 
 
 def main(
