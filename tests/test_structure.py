@@ -37,7 +37,7 @@ BUDGET = {
     "prediction": (8, 1_352),
     "report": (9, 1_147),
     "simulate": (6, 588),
-    "training": (15, 2_276),
+    "training": (15, 2_272),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

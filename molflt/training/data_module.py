@@ -219,12 +219,7 @@ class EnergyDataModule(lightning.LightningDataModule):
         share = len(os.sched_getaffinity(0)) // self.trainer.num_devices
         return min(max(share - 1, 1), MOST_WORKERS) if on_gpu else 0
 
-    def _loader(
-        self,
-        dataset: Prepared,
-        batches: AtomBudgetSampler,
-        lasting: bool = False,
-    ) -> DataLoader[Batch]:
+    def _loader(self, dataset: Prepared, batches: AtomBudgetSampler, lasting: bool = False) -> DataLoader[Batch]:
         model = self.config.model
         reach = math.inf if model.all_pairs_if_isolated else model.neighbour_cutoff
         num_workers = self._n_workers(dataset.cached, lasting)
