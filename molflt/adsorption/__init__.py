@@ -34,8 +34,10 @@ from molflt.prediction.predict import DEFAULT_MAX_ATOMS, predict, unknown_elemen
 On: TypeAlias = str | os.PathLike[str] | Atoms
 
 DEFAULT_MODEL = "pretrained:fg"
-_SMALL = ("H", "C", "CH", "CH2", "CH3", "O", "HO", "CO")
-_FOR_SMALL = "For H, C, CH, CH2, CH3, O, OH and CO there is pretrained:wwl, whose energies count from CH4, H2O and H2"
+_SMALL_MODEL, _SMALL = "pretrained:wwl", ("H", "C", "CH", "CH2", "CH3", "O", "HO", "CO")
+_FOR_SMALL = (
+    f"For H, C, CH, CH2, CH3, O, OH and CO there is {_SMALL_MODEL}, whose energies count from CH4, H2O and H2"
+)
 N_GUESSES = 200
 MOST_CONFORMERS = 6
 _TRIED = 30
@@ -188,7 +190,7 @@ def adsorb(
     loaded = model if isinstance(model, Model) else load(model, device)
     results = adsorb_conformers(conformers, surfaces, loaded, smiles, n_guesses, seed, max_atoms)
     if doubts := doubts_of(results):
-        small = conformers[0].get_chemical_formula() in _SMALL and _is_default(loaded)
+        small = conformers[0].get_chemical_formula() in _SMALL and _is(loaded, DEFAULT_MODEL)
         warn_caller(doubts + (f"\n{_FOR_SMALL}" if small else ""))
     return results
 
@@ -238,7 +240,10 @@ def _strange(model: Model, surface: Surface, molecule: Atoms) -> str | None:
     first = model.members[0]
     if unknown := unknown_elements(first, set(surface.atoms.numbers.tolist())):
         return f"the model was not trained on {', '.join(unknown)}"
-    if not _is_default(model):
+    if _is(model, _SMALL_MODEL) and molecule.get_chemical_formula() not in _SMALL:
+        # Distances and compositions do not tell: those of water are of OH and H.
+        return f"{_SMALL_MODEL} was trained on H, C, CH, CH2, CH3, O, OH and CO alone"
+    if not _is(model, DEFAULT_MODEL):
         return None
     if not surface.of_set:
         return (
@@ -248,8 +253,8 @@ def _strange(model: Model, surface: Surface, molecule: Atoms) -> str | None:
     return f"{DEFAULT_MODEL} was trained on no radicals" if molecule.info.get(_UNPAIRED) else None
 
 
-def _is_default(model: Model) -> bool:
-    return bool(model.members[0].path == member_paths(DEFAULT_MODEL)[0])
+def _is(model: Model, path: str) -> bool:
+    return bool(model.members[0].path == member_paths(path)[0])
 
 
 def molecule(smiles: str, seed: int = 0) -> list[Atoms]:
