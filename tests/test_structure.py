@@ -27,7 +27,7 @@ FLOORS = (
 
 BUDGET = {
     TOP: (7, 422),
-    "adsorption": (4, 693),
+    "adsorption": (4, 694),
     "attention": (35, 3_632),
     "cli": (11, 1_469),
     "data": (54, 8_449),

@@ -35,9 +35,8 @@ On: TypeAlias = str | os.PathLike[str] | Atoms
 
 DEFAULT_MODEL = "pretrained:fg"
 _SMALL_MODEL, _SMALL = "pretrained:wwl", ("H", "C", "CH", "CH2", "CH3", "O", "HO", "CO")
-_FOR_SMALL = (
-    f"For H, C, CH, CH2, CH3, O, OH and CO there is {_SMALL_MODEL}, whose energies count from CH4, H2O and H2"
-)
+_OF_THESE = "H, C, CH, CH2, CH3, O, OH and CO"
+_FOR_SMALL = f"For {_OF_THESE} there is {_SMALL_MODEL}, whose energies count from CH4, H2O and H2"
 N_GUESSES = 200
 MOST_CONFORMERS = 6
 _TRIED = 30
@@ -242,7 +241,7 @@ def _strange(model: Model, surface: Surface, molecule: Atoms) -> str | None:
         return f"the model was not trained on {', '.join(unknown)}"
     if _is(model, _SMALL_MODEL) and molecule.get_chemical_formula() not in _SMALL:
         # Distances and compositions do not tell: those of water are of OH and H.
-        return f"{_SMALL_MODEL} was trained on H, C, CH, CH2, CH3, O, OH and CO alone"
+        return f"{_SMALL_MODEL} was trained on {_OF_THESE} alone"
     if not _is(model, DEFAULT_MODEL):
         return None
     if not surface.of_set:
