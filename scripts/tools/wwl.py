@@ -16,8 +16,6 @@ crystals with the lowest energy of DFT. Both go to docs/results.
 
 from __future__ import annotations
 
-import gzip
-import io
 import os
 import warnings
 from collections import defaultdict
@@ -28,7 +26,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from ase import Atoms
-from ase.io import read
 from torch_geometric.data import Data
 
 from molflt.adsorption import Adsorption, adsorb
@@ -45,6 +42,7 @@ from molflt.prediction.model import Model
 from molflt.vocabulary import TAG_ADSORBATE, TAG_SUBSURFACE
 from scripts import results
 from scripts.tools.fg.ship import saved
+from scripts.tools.organic.geometries import records
 
 FIELDS = ("atomic_numbers", "positions", "cell", "pbc", "tags", "fixed")
 STARTS, EVERY, ASIDE = 3, 7, 0.15
@@ -62,9 +60,7 @@ app = typer.Typer(add_completion=False)
 
 def everything() -> list[Atoms]:
     """Read the set."""
-    file = Path(os.environ["MOLFLT_DATA"]) / "wwl" / "wwl.extxyz.gz"
-    found: list[Atoms] = read(io.StringIO(gzip.decompress(file.read_bytes()).decode()), ":", format="extxyz")
-    return found
+    return records(Path(os.environ["MOLFLT_DATA"]) / "wwl" / "wwl.extxyz.gz")
 
 
 def group(atoms: Atoms) -> tuple[str, str, str]:

@@ -139,7 +139,7 @@ class Domain(BaseModel):
             found.append(
                 Reason("gap", f"a part {far} Å from the rest, and at most {self.widest_gap:.1f} in training")
             )
-        if self.widest_rupture is not None and not bool(data.pbc.any()) and geometry.rupture > self.widest_rupture:
+        if self.widest_rupture is not None and geometry.rupture > self.widest_rupture:
             found.append(
                 Reason("bond", "a bond is broken: a part with an odd number of electrons is away from the rest")
             )
@@ -206,7 +206,7 @@ def examine(data: Data, sight: Sight) -> Look:
         np.unique(numbers * _ELEMENT + np.minimum(geometry.counts, _ELEMENT - 1)),
         geometry.graph(numbers),
         geometry.gap,
-        0.0 if bool(data.pbc.any()) else geometry.rupture,
+        geometry.rupture,
     )
 
 

@@ -76,11 +76,15 @@ class Facts(NamedTuple):
             first += len(part.n_atoms)
         return Facts(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def compositions(self, places: np.ndarray) -> np.ndarray:
-        """(n_places, 119) int32: atoms of each atomic number."""
+    def _index_of_codes(self, places: np.ndarray) -> np.ndarray:
+        """Index into ``places`` of the structure that each code belongs to; -1 for others."""
         row = np.full(len(self.n_atoms), -1)
         row[places] = np.arange(len(places))
-        rows = np.repeat(row, self.n_codes)
+        return np.repeat(row, self.n_codes)
+
+    def compositions(self, places: np.ndarray) -> np.ndarray:
+        """(n_places, 119) int32: atoms of each atomic number."""
+        rows = self._index_of_codes(places)
         found = np.zeros((len(places), MAX_ATOMIC_NUMBER + 1), dtype=np.int32)
         for tag in range(N_TAGS):
             # An element has each tag once.
@@ -96,9 +100,7 @@ class Facts(NamedTuple):
 
     def sample(self, places: np.ndarray, most: int, of_each: int = 20) -> np.ndarray:
         """Indices of about ``most`` of ``places``, evenly chosen, and of some with each element."""
-        row = np.full(len(self.n_atoms), -1)
-        row[places] = np.arange(len(places))
-        rows, elements = np.repeat(row, self.n_codes), self.codes // N_TAGS
+        rows, elements = self._index_of_codes(places), self.codes // N_TAGS
         some = [rows[(rows >= 0) & (elements == z)][:of_each] for z in self.elements(places)]
         evenly = np.arange(0, len(places), -(-len(places) // most))
         return np.unique(np.concatenate([evenly, *some]))

@@ -40,7 +40,8 @@ class Contacts(NamedTuple):
         counts: (n_atoms,) int64, neighbours of each atom.
         bonds: (2, n_bonds) int64, neighbours in either order.
         gap: Å, the largest distance between a part of the structure and the rest; infinite beyond 4 Å.
-        rupture: the same of parts with an odd number of electrons, over the sum of covalent radii; 0 without any.
+        rupture: the same of parts with an odd number of electrons, over the sum of covalent radii; 0 without any, and
+            of what is periodic.
     """
 
     elements: np.ndarray
@@ -80,7 +81,7 @@ class Contacts(NamedTuple):
         n_parts, part = connected_components(csr_array((np.ones(len(bonds[0])), bonds), shape=shape), directed=False)
         across, apart_from_rest = part[i] != part[j], np.full(n_parts, math.inf)
         np.minimum.at(apart_from_rest, part[i][across], (distances / both)[across])
-        odd = (np.bincount(part, numbers) % 2 == 1) & (n_parts > 1)
+        odd = (np.bincount(part, numbers) % 2 == 1) & (n_parts > 1) & (not bool(data.pbc.any()))
         rupture = float(apart_from_rest[odd].max(initial=0.0))
         near = (i <= j) & (distances < np.minimum(_NEAR * both + _BEYOND, FURTHEST))
         pairs = np.sort(numbers[np.stack([i, j])], axis=0)
