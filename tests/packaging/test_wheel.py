@@ -78,7 +78,7 @@ def test_contents_of_the_distributions(distributions):
     data |= {f"molflt/report/templates/3Dmol-{name}" for name in ("min.js", "LICENSE.txt")}
     assert data | {"molflt/__main__.py", "molflt/py.typed", "molflt/pretrained/qm7-small.safetensors"} <= set(held)
     assert not [name for name in held if not name.startswith(("molflt/", f"molflt-{__version__}.dist-info/"))]
-    assert wheel.stat().st_size < 15e6
+    assert wheel.stat().st_size < 17e6
 
 
 def test_it_is_the_wheel_that_runs(python, tmp_path):
