@@ -27,10 +27,10 @@ FLOORS = (
 
 BUDGET = {
     TOP: (7, 422),
-    "adsorption": (4, 694),
+    "adsorption": (4, 691),
     "attention": (35, 3_632),
     "cli": (11, 1_469),
-    "data": (54, 8_449),
+    "data": (54, 8_475),
     "export": (4, 463),
     "invariance": (2, 318),
     "model": (10, 884),

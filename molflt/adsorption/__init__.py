@@ -34,9 +34,8 @@ from molflt.prediction.predict import DEFAULT_MAX_ATOMS, predict, unknown_elemen
 On: TypeAlias = str | os.PathLike[str] | Atoms
 
 DEFAULT_MODEL = "pretrained:fg"
-_SMALL_MODEL, _SMALL = "pretrained:wwl", ("H", "C", "CH", "CH2", "CH3", "O", "HO", "CO")
-_OF_THESE = "H, C, CH, CH2, CH3, O, OH and CO"
-_FOR_SMALL = f"For {_OF_THESE} there is {_SMALL_MODEL}, whose energies count from CH4, H2O and H2"
+_SMALL = ("H", "C", "CH", "CH2", "CH3", "O", "HO", "CO")
+_FOR_SMALL = "For H, C, CH, CH2, CH3, O, OH and CO there is pretrained:wwl, whose energies count from CH4, H2O and H2"
 N_GUESSES = 200
 MOST_CONFORMERS = 6
 _TRIED = 30
@@ -239,9 +238,6 @@ def _strange(model: Model, surface: Surface, molecule: Atoms) -> str | None:
     first = model.members[0]
     if unknown := unknown_elements(first, set(surface.atoms.numbers.tolist())):
         return f"the model was not trained on {', '.join(unknown)}"
-    if _is(model, _SMALL_MODEL) and molecule.get_chemical_formula() not in _SMALL:
-        # Distances and compositions do not tell: those of water are of OH and H.
-        return f"{_SMALL_MODEL} was trained on {_OF_THESE} alone"
     if not _is(model, DEFAULT_MODEL):
         return None
     if not surface.of_set:

@@ -223,7 +223,7 @@ def results_at_hand(atoms: Atoms) -> dict[str, Any]:
         return {}
     if isinstance(atoms.calc, SinglePointCalculator):
         # One comparison of the atoms, instead of one for each property.
-        found = {} if atoms.calc.check_state(atoms) else dict(atoms.calc.results)
+        found = dict(atoms.calc.results) if _unchanged(atoms) else {}
     else:
         found = {}
         for name in {"energy", "forces", *getattr(atoms.calc, "results", {})}:
@@ -231,6 +231,16 @@ def results_at_hand(atoms: Atoms) -> dict[str, Any]:
             with contextlib.suppress(PropertyNotImplementedError):
                 found[name] = get(name, atoms, allow_calculation=False)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _unchanged(atoms: Atoms) -> bool:
+    """True if the atoms are those of their calculator: exactly, as after reading, or to ASE's tolerance."""
+    if (held := atoms.calc.atoms) is not None:
+        mine, others = ([a.numbers, a.positions, a.cell.array, a.pbc] for a in (atoms, held))
+        initial = {"initial_charges", "initial_magmoms"}
+        if all(map(np.array_equal, mine, others)) and initial.isdisjoint({*atoms.arrays, *held.arrays}):
+            return True
+    return not atoms.calc.check_state(atoms)
 
 
 def _refuse_disorder(atoms: Atoms, name: str) -> None:

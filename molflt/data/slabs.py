@@ -120,15 +120,14 @@ def _look_like_layers(atoms: Atoms, tags: np.ndarray) -> bool:
 
     In OC20's convention the order is the reverse.
     """
+    if len(np.unique(tags)) < 2 or not (tags == 1).any():
+        return False
     first, second = np.asarray(atoms.cell[0]), np.asarray(atoms.cell[1])
     normal = np.cross(first, second) if np.any(np.cross(first, second)) else np.array([0.0, 0.0, 1.0])
     if not (np.isfinite(atoms.positions).all() and np.isfinite(normal).all()):
         return False
     heights = [atoms.positions[tags == tag] @ normal for tag in (2, 1, 0)]
-    present = [h for h in heights if len(h)]
-    if len(heights[1]) == 0 or len(present) < 2:
-        return False
-    return all(low.max() < high.min() for low, high in pairwise(present))
+    return all(low.max() < high.min() for low, high in pairwise(h for h in heights if len(h)))
 
 
 _SUSPICIOUS = 1.0

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from molflt.data.ase import from_atoms
 from molflt.data.quality.domain import Domain, DomainFit, outside
-from molflt.data.quality.occurrence import Occurrence, Span
+from molflt.data.quality.occurrence import Occurrence, Sight, Span
 from molflt.data.reading import ReadOptions
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -92,6 +92,28 @@ def test_others_are_outside_for_their_own_reason(of_molecules, of_slabs):
     # A sixth hydrogen bound to carbon, on either side of a flat group of four.
     six = molecule("CH4") + Atoms("H2", [[0.0, 0.0, 1.09], [0.0, 0.0, -1.09]])
     assert "neighbours" in _rules(of_molecules, from_atoms(six, "CH6"))
+
+
+def test_an_adsorbate_that_is_not_one_of_a_few(of_slabs):
+    """Of some seventy structures for each of C, O and CO, C2O is a sum, at distances that all occur."""
+
+    def slab(formula, k):
+        atoms = fcc111("Cu", (2, 2, 3), vacuum=8.0)
+        tags = [1] * len(atoms) + [2] * len(formula)
+        add_adsorbate(atoms, Atoms(formula, [[0, 0, 1.2 * i] for i in range(len(formula))]), 1.9)
+        atoms.rattle(0.01, seed=k)
+        atoms.set_tags(tags)
+        return from_atoms(atoms, formula)
+
+    def known(*formulas, n):
+        return [slab(formula, k) for formula in formulas for k in range(n)]
+
+    few = _fit(known("C", "O", "CO", n=70), by_element=False)
+    assert not few.reasons(slab("CO", 100))
+    (reason,) = few.occurrence.reasons(few_sight := Sight.of(slab("CCO", 0)), True)
+    assert (reason.rule, reason.text) == ("adsorbate", "the adsorbate C2O, and only C, CO, O in training")
+    # One structure of each says little about what else there may be.
+    assert not list(_fit(known("C", "O", "CO", n=15), by_element=False).occurrence.reasons(few_sight, True))
 
 
 def test_a_structure_that_is_turned_shifted_and_reordered_is_judged_alike(of_slabs):

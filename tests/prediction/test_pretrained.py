@@ -50,7 +50,7 @@ def test_small_adsorbates_have_a_model_of_their_own():
         (found,) = molflt.adsorb(smiles, on, f"pretrained:{SMALL}", n_guesses=24)
         assert found.energy == pytest.approx(expected, abs=0.25)
         assert found.inside.all()
-    with pytest.warns(UserWarning, match="trained on H, C, CH, CH2, CH3, O, OH and CO alone"):
+    with pytest.warns(UserWarning, match="the adsorbate H2O, and only C, CH, CH2, CH3, CO, H, HO, O in training"):
         assert np.isnan(molflt.adsorb("O", "Pt", f"pretrained:{SMALL}", n_guesses=2)[0].energy)
     with pytest.warns(UserWarning, match=f"there is pretrained:{SMALL}"):
         molflt.adsorb("molecule:CO", "Pt", n_guesses=2)

@@ -8,7 +8,8 @@ A structure is outside if one of its features does not occur, whatever the geome
 * its number of periodic axes, the tag of an element, or the combination of its tags does not occur;
 * its total charge does not occur, or it is a molecule with an odd number of electrons while all have an even one;
 * it is smaller or larger: fewer or more atoms than any isolated structure, or adsorbate atoms than on any surface;
-* its composition is not a combination of those that occur (:mod:`molflt.data.quality.occurrence`).
+* its composition is not a combination of those that occur (:mod:`molflt.data.quality.occurrence`);
+* its adsorbate is another than the few, at most 20, of a training set with twenty structures or more for each.
 
 The other part of the rule is geometric and needs a neighbour list. A structure is also outside if
 

@@ -48,7 +48,7 @@ class Span:
             return
         rest = self._rest(counts)
         self._axes = np.vstack([self._axes, rest / np.linalg.norm(rest)])
-        self.members.append({chemical_symbols[z]: int(counts[z]) for z in np.flatnonzero(counts)})
+        self.members.append(_by_symbol(counts))
 
     def holds(self, counts: np.ndarray) -> bool:
         """True if a composition is a combination of those included."""
@@ -161,6 +161,8 @@ def _is_element(symbol: str) -> str:
 
 _Symbol = Annotated[str, AfterValidator(_is_element)]
 _Composition = dict[_Symbol, Annotated[int, Field(ge=1, lt=2**31)]]
+_FEW, _OFTEN = 20, 20
+"""Most kinds of adsorbates that are a list, not a sample of many, and fewest structures for each on average."""
 
 
 class Occurrence(BaseModel):
@@ -176,6 +178,9 @@ class Occurrence(BaseModel):
     of_adsorbates: bool = Field(description="whether compositions are those of adsorbates alone")
     compositions: list[_Composition] = Field(
         max_length=MAX_ATOMIC_NUMBER, description="of which all others are sums and differences"
+    )
+    adsorbates: list[_Composition] = Field(
+        [], max_length=_FEW, description="all of them, where the training set has few; empty: many, or not recorded"
     )
 
     @cached_property
@@ -204,9 +209,17 @@ class Occurrence(BaseModel):
         counts = sight.composition(self.of_adsorbates)
         if not self.span.holds(counts):
             of = "of the adsorbate " if self.of_adsorbates else ""
-            made = formula({chemical_symbols[z]: int(counts[z]) for z in np.flatnonzero(counts)})
+            made = formula(_by_symbol(counts))
             text = f"the composition {of}is {made}, no combination of those in training ({self.span})"
             yield Reason("composition", f"{text}, so the energies of its atoms are undetermined")
+        elif self.adsorbates and sight.kind == ON_SURFACE:
+            known = sorted(map(formula, self.adsorbates))
+            if (made := formula(_by_symbol(sight.composition(of_adsorbate=True)))) not in known:
+                yield Reason("adsorbate", f"the adsorbate {made}, and only {', '.join(known)} in training")
+
+
+def _by_symbol(counts: np.ndarray) -> Composition:
+    return {chemical_symbols[z]: int(counts[z]) for z in np.flatnonzero(counts)}
 
 
 def _signed(charge: int) -> str:
@@ -232,6 +245,8 @@ class OccurrenceFit:
         self._charges: set[int] = set()
         self._odd = False
         self._spans = {of_adsorbate: Span() for of_adsorbate in (False, True)}
+        self._adsorbates: dict[bytes, Composition] = {}
+        self._adsorbed = 0
 
     def add(self, sight: Sight) -> None:
         """Learn from one structure."""
@@ -242,6 +257,11 @@ class OccurrenceFit:
         self._odd |= sight.odd
         for of_adsorbate, span in self._spans.items():
             span.add(sight.composition(of_adsorbate))
+        if sight.kind == ON_SURFACE:
+            self._adsorbed += 1
+            if len(self._adsorbates) <= _FEW:
+                counts = sight.composition(of_adsorbate=True)
+                self._adsorbates.setdefault(counts.tobytes(), _by_symbol(counts))
 
     def occurrence(self, kinds: set[str]) -> Occurrence:
         """Occurrences seen in a set with structures of these kinds."""
@@ -249,6 +269,8 @@ class OccurrenceFit:
         for symbol, tag in sorted(self._tags):
             tags.setdefault(symbol, []).append(tag)
         of_adsorbates = not self._by_element and ON_SURFACE in kinds
+        adsorbates = list(self._adsorbates.values())
+        is_list = len(adsorbates) <= _FEW and self._adsorbed >= _OFTEN * len(adsorbates)
         return Occurrence(
             axes=sorted(self._axes),
             tags=tags,
@@ -257,4 +279,5 @@ class OccurrenceFit:
             odd_electrons=self._odd,
             of_adsorbates=of_adsorbates,
             compositions=self._spans[of_adsorbates].members,
+            adsorbates=adsorbates if is_list else [],
         )
