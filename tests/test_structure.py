@@ -33,11 +33,11 @@ BUDGET = {
     "data": (54, 8_475),
     "export": (4, 463),
     "invariance": (2, 318),
-    "model": (10, 884),
+    "model": (10, 888),
     "prediction": (8, 1_352),
     "report": (9, 1_147),
     "simulate": (6, 588),
-    "training": (15, 2_272),
+    "training": (15, 2_273),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""

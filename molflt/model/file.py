@@ -64,6 +64,9 @@ class Origin(BaseModel):
     taken_over: int = Field(description="tensors")
     fresh: list[str] = Field(description="parts with tensors that were not there, or of another size")
     new_elements: list[str]
+    elements: list[int] = Field(
+        [], description="atomic numbers that its weights were trained on; empty: not recorded"
+    )
     frozen: list[str] = Field(description="parts that were not trained further")
 
 
@@ -85,9 +88,7 @@ class ModelMetadata(BaseModel):
     domain: Domain | None = Field(None, description="what training structures look like; None: not recorded")
     uncertainty: Uncertainty | None = Field(None, description="of the file's predictions; None: not measured")
     fine_tuned_from: Origin | None = None
-    labels: LabelSpec | None = Field(
-        None, description="where the label was found; None: under the target's name, in eV"
-    )
+    labels: LabelSpec | None = Field(None, description="where the label was; None: under the target's name, in eV")
     validation: dict[str, float] = Field(description="metrics of the weights in this file")
     epoch: int
     versions: dict[str, str] = Field(default_factory=lambda: library_versions())
@@ -96,6 +97,11 @@ class ModelMetadata(BaseModel):
     def label_spec(self) -> LabelSpec:
         """Default source of the label: that of training."""
         return self.labels or LabelSpec(target=self.target)
+
+    @property
+    def trained_elements(self) -> list[int]:
+        """Atomic numbers that the weights were trained on, also before fine-tuning."""
+        return sorted({*self.elements, *(self.fine_tuned_from.elements if self.fine_tuned_from else ())})
 
 
 @dataclass

@@ -133,6 +133,7 @@ def take_over(
         taken_over=len(taken),
         fresh=_parts([*new, *other_size]),
         new_elements=names,
+        elements=metadata.trained_elements,
         frozen=list(config.init.freeze),
     )
 

@@ -165,7 +165,7 @@ class RunRecorder(Callback):
     def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Make the model ready for elements that it does not learn, and say what the wait is for."""
         assert isinstance(pl_module, EnergyTask)
-        lend_vectors(pl_module.evaluated_model, self.metadata.elements)
+        lend_vectors(pl_module.evaluated_model, self.metadata.trained_elements)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], description="validating")
 

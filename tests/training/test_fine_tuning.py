@@ -98,6 +98,25 @@ def test_new_elements(fine, relabelled, loaded, tmp_path, monkeypatch):
     assert run.model.predict(strange) == pytest.approx([a.info["y_relaxed"] for a in strange], abs=1.0)
 
 
+def test_elements_that_only_the_first_model_knew_keep_their_vectors(fine, relabelled, loaded, tmp_path):
+    """Also after a second fine-tuning. Vectors of elements that no training set had are those of others."""
+    frames = [molecule(name) for name in ("H2O", "CH4", "CO2", "CH3OH", "C2H6", "H2CO")]
+    for k, atoms in enumerate(frames):
+        atoms.info["energy"] = float(k)
+    few = tmp_path / "molecules.extxyz"
+    ase.io.write(few, frames)
+    on_few = {**ASLEEP, "data.train": str(few), "data.val": str(few), "data.target": "energy"}
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(fine(**on_few), first, say=print)
+    train(fine(**on_few, init=str(first)), second, say=print)
+    found = load_model(second / "best.safetensors")
+    forgotten = sorted({*loaded.metadata.elements} - {1, 6, 8})
+    assert forgotten
+    assert found.metadata.elements == [1, 6, 8]
+    before, after = (one.model.state_dict()["embedding.element.weight"] for one in (loaded, found))
+    torch.testing.assert_close(after[forgotten], before[forgotten], atol=1e-6, rtol=0)
+
+
 def test_a_mean_for_each_structure_is_not_composed(fine, loaded, tmp_path):
     """The energies of a model that adds a mean to every structure do not add up, whatever it is trained on."""
     frames = [molecule(name) for name in ("H2O", "CH4", "CO2", "CH3OH", "C2H6", "H2CO")]
