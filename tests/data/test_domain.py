@@ -77,6 +77,9 @@ def test_others_are_outside_for_their_own_reason(of_molecules, of_slabs):
     stretched = copy.copy(ethanol)
     stretched.positions = ethanol.positions * 1.2
     assert "distance" in _rules(of_molecules, stretched)
+    # Every distance is within its margin of one that occurs.
+    stretched.positions = ethanol.positions * 1.03
+    assert _rules(of_molecules, stretched) == {"strain"}
     # No larger than an ethanol, and each as usual: what they lack is each other.
     apart = molecule("H2O") + Atoms("OH2", molecule("H2O").positions + np.array([0.0, 0.0, 3.5]))
     assert _rules(of_molecules, from_atoms(apart, "two waters")) == {"gap"}

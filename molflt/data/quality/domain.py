@@ -16,25 +16,26 @@ The other part of the rule is geometric and needs a neighbour list. A structure 
 * two near atoms are at a distance that does not occur, within a margin, for their elements;
 * an atom has more or fewer neighbours than any atom of its element;
 * a part is further from the rest than any part of any structure, as when a molecule leaves a surface;
-* a part of a molecule with an odd number of electrons is, as when a bond breaks, over the sum of covalent radii.
+* a part of a molecule with an odd number of electrons is, as when a bond breaks, over the sum of covalent radii;
+* its bonds are on average shorter or longer, over the sums of covalent radii, than in all but a thousandth, by 2 %,
+  as when positions are scaled: each of these bonds may occur in a vibration, but not all of them together.
 
-The margin is found by cross-validation, for each pair of elements. Each of five parts of the training set is
-compared with the others; the margin is 1.5 times the 99.8th percentile over structures with such a pair, at least
-0.1 and at most 0.4 Å. With fewer than a hundred structures the geometric part is not learnt.
+The margin of distances is found by cross-validation, for each pair of elements. Each of five parts of the training
+set is compared with the others; the margin is 1.5 times the 99.8th percentile over structures with such a pair, at
+least 0.1 and at most 0.4 Å. With fewer than a hundred structures the geometric part is not learnt.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 from ase.data import chemical_symbols
 from pydantic import BaseModel, ConfigDict, Field
 from torch_geometric.data import Data
 
-from molflt.data.quality.leaks import BIN, FURTHEST, N_BINS, Contacts, first_of_each
+from molflt.data.quality.contacts import BIN, ELEMENT, FURTHEST, N_BINS, Contacts, Look, examine, first_of_each
 from molflt.data.quality.occurrence import ISOLATED, ON_SURFACE, Occurrence, OccurrenceFit, Reason, Sight
 from molflt.vocabulary import N_TAGS
 
@@ -43,12 +44,12 @@ _MOST = 20_000
 _FEWEST, _FOLDS, _SHARE, _SAFETY = 100, 5, 0.998, 1.5
 _MARGINS = (0.1, 0.4)
 """Å, the least and the largest margin."""
-_ELEMENT = 1000
+_RARE, _STRAIN = 0.001, 0.02
 _FAR = 1 << 60
 _UNLIMITED = 1e9
 
 
-GEOMETRIC = ("distance", "neighbours", "gap", "bond")
+GEOMETRIC = ("distance", "neighbours", "gap", "bond", "strain")
 """Rules based on the geometry."""
 
 
@@ -95,6 +96,11 @@ class Domain(BaseModel):
         ge=0,
         description="largest distance between a part of a molecule with an odd number of electrons and the rest, "
         "over the sum of covalent radii, margin included; None: not recorded",
+    )
+    strain: tuple[float, float] | None = Field(
+        None,
+        description="least and largest mean over bonds of ln(length/sum of covalent radii), margin included; "
+        "None: not recorded, or no structure has enough bonds",
     )
     held_out: float | None = Field(
         description="share of the training set outside when left out of it; None: too few to judge distances"
@@ -144,6 +150,11 @@ class Domain(BaseModel):
             found.append(
                 Reason("bond", "a bond is broken: a part with an odd number of electrons is away from the rest")
             )
+        shortest, longest = self.strain or (-math.inf, math.inf)
+        if geometry.strain < shortest or geometry.strain > longest:
+            mean, least, most = (f"{math.exp(value):.2f}" for value in (geometry.strain, shortest, longest))
+            text = f"bonds are on average {mean} times the sums of covalent radii, and {least} to {most} in training"
+            found.append(Reason("strain", text))
         return found
 
     def unseen(self, sight: Sight) -> Iterator[Reason]:
@@ -171,46 +182,6 @@ _MANY = 5.0
 """Fewest geometries per molecule for which energies away from minima are known."""
 
 
-class Look(NamedTuple):
-    """Contribution of one structure to the domain of its set.
-
-    Attributes:
-        sight: its features without the geometry.
-        distances: codes of pair of elements and distance; None if the structure is not examined closely.
-        nearest: likewise, of the smallest distance of each pair.
-        neighbours: codes of element and number of neighbours.
-        graph: the same for all geometries of a molecule.
-        gap: Å, between a part and the rest.
-        rupture: the same of a part of a molecule with an odd number of electrons, over the sum of covalent radii.
-    """
-
-    sight: Sight
-    distances: np.ndarray | None = None
-    nearest: np.ndarray | None = None
-    neighbours: np.ndarray | None = None
-    graph: int = 0
-    gap: float = 0.0
-    rupture: float = 0.0
-
-
-def examine(data: Data, sight: Sight) -> Look:
-    """Examine the geometry of one structure.
-
-    Raises:
-        InputError: as :func:`molflt.data.neighbours.neighbour_list`.
-    """
-    geometry, numbers = Contacts.of(data), data.atomic_numbers.numpy()
-    return Look(
-        sight,
-        np.unique(geometry.codes),
-        geometry.nearest,
-        np.unique(numbers * _ELEMENT + np.minimum(geometry.counts, _ELEMENT - 1)),
-        geometry.graph(numbers),
-        geometry.gap,
-        geometry.rupture,
-    )
-
-
 def sample(n: int) -> int:
     """Return k, if the geometry of every k-th of ``n`` structures is examined."""
     return max(1, math.ceil(n / _MOST))
@@ -230,6 +201,7 @@ class DomainFit:
         self._atoms: set[int] = set()
         self._adsorbate_atoms: set[int] = set()
         self._gap = self._rupture = 0.0
+        self._strains: list[float] = []
         self._nearest = np.empty(0, dtype=np.int64)
         self._distances: list[np.ndarray] = []
         self._neighbours: list[np.ndarray] = []
@@ -256,10 +228,15 @@ class DomainFit:
             self._neighbours.append(look.neighbours)
             self._graphs.add(look.graph)
             self._gap, self._rupture = max(self._gap, look.gap), max(self._rupture, look.rupture)
+            self._strains += [] if math.isnan(look.strain) else [look.strain]
 
     def domain(self) -> Domain:
         """Domain of the structures seen."""
         judged = self._n >= _FEWEST
+        strain = None
+        if judged and self._strains:
+            least, most = np.quantile(self._strains, (_RARE, 1 - _RARE)).tolist()
+            strain = (round(least - _STRAIN, 4), round(most + _STRAIN, 4))
         margins, held_out = self._cross_validated() if judged else ({}, None)
         ranges: dict[str, list[tuple[float, float]]] = {}
         for code in _union(self._distances if judged else ()).tolist():
@@ -288,6 +265,7 @@ class DomainFit:
             # If separate parts occur in training, no distance is too far.
             widest_gap=round(min(self._gap + _MARGINS[0], _UNLIMITED), 2),
             widest_rupture=round(min(self._rupture + _MARGINS[0], _UNLIMITED), 2),
+            strain=strain,
             held_out=held_out,
             forces=self._forces,
             geometries=round(len(self._neighbours) / max(1, len(self._graphs)), 2),
@@ -315,7 +293,7 @@ class DomainFit:
                     misses[i][pair] = max(miss, misses[i].get(pair, 0.0))
                 for pair, miss in misses[i].items():
                     by_pair.setdefault(pair, []).append(miss)
-                counts = [divmod(code, _ELEMENT) for code in self._neighbours[i].tolist()]
+                counts = [divmod(code, ELEMENT) for code in self._neighbours[i].tolist()]
                 outside[i] = any(not (r := limits.get(z, (0, -1)))[0] <= count <= r[1] for z, count in counts)
         margins = {
             pair: min(max(_SAFETY * float(np.quantile(found, _SHARE, method="higher")), _MARGINS[0]), _MARGINS[1])
@@ -333,7 +311,7 @@ def _union(codes: Iterable[np.ndarray]) -> np.ndarray:
 def _limits(codes: Iterable[np.ndarray]) -> dict[int, tuple[int, int]]:
     """Fewest and most neighbours by atomic number."""
     found: dict[int, tuple[int, int]] = {}
-    for element, count in (divmod(code, _ELEMENT) for code in _union(codes).tolist()):
+    for element, count in (divmod(code, ELEMENT) for code in _union(codes).tolist()):
         low, high = found.get(element, (count, count))
         found[element] = min(low, count), max(high, count)
     return found

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from molflt.data.quality.domain import Domain, DomainFit, Look, examine
+from molflt.data.quality.contacts import Look, examine
+from molflt.data.quality.domain import Domain, DomainFit
 from molflt.data.quality.leaks import Sketches, sketch
 from molflt.data.quality.occurrence import Sight
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, N_TAGS, TARGETS
@@ -43,8 +44,8 @@ class Facts(NamedTuple):
         counts: (sum of ``n_codes``,) int32, atoms of each.
         looks: (n_looks, 5) int64, of structures examined closely: row, numbers of codes in ``look_codes`` (distances,
             nearest, neighbours), and the graph's hash.
-        gaps: (n_looks, 2), gap and rupture, likewise.
-        look_codes: int64, see :class:`molflt.data.quality.domain.Look`.
+        gaps: (n_looks, 3), gap, rupture and strain, likewise.
+        look_codes: int64, see :class:`molflt.data.quality.contacts.Look`.
     """
 
     n_atoms: np.ndarray
@@ -140,7 +141,7 @@ class FactRows:
         self._codes: list[np.ndarray] = []
         self._counts: list[np.ndarray] = []
         self._looks: list[tuple[int, ...]] = []
-        self._gaps: list[tuple[float, float]] = []
+        self._gaps: list[tuple[float, float, float]] = []
         self._look_codes: list[np.ndarray] = []
 
     def __len__(self) -> int:
@@ -167,7 +168,7 @@ class FactRows:
             codes = (look.distances, look.nearest, look.neighbours)
             self._looks.append((len(self), *map(len, codes), look.graph))  # type: ignore[arg-type]
             self._look_codes += codes  # type: ignore[arg-type]
-            self._gaps.append((look.gap, look.rupture))
+            self._gaps.append((look.gap, look.rupture, look.strain))
         self._rows.append(
             (
                 int(data.num_nodes),
@@ -198,7 +199,7 @@ class FactRows:
             np.concatenate([*flat, *self._codes]).astype(np.int16),
             np.concatenate([*flat, *self._counts]).astype(np.int32),
             np.array(self._looks, dtype=np.int64).reshape(-1, 5),
-            np.array(self._gaps, dtype=np.float64).reshape(-1, 2),
+            np.array(self._gaps, dtype=np.float64).reshape(-1, 3),
             np.concatenate([*flat, *self._look_codes]),
         )
         return Facts(*(*made, *of_all))

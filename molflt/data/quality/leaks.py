@@ -1,115 +1,16 @@
-"""Contacts of a structure, and identical or nearly identical structures of two sets: leaks."""
+"""Identical or nearly identical structures of two sets: leaks."""
 
 from __future__ import annotations
 
-import hashlib
-import math
 from typing import NamedTuple
 
 import numpy as np
-from ase.data import covalent_radii
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 from scipy.spatial import cKDTree
 from torch_geometric.data import Data
 
 from molflt.data.dataset import StructureDataset
-from molflt.data.neighbours import near_pairs, neighbour_list
+from molflt.data.neighbours import near_pairs
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
-
-FURTHEST = 4.0
-"""Å, largest distance of contacts."""
-_BOND, _NEAR, _BEYOND = 1.25, 1.3, 0.5
-"""Neighbours are closer than 1.25 times the sum of covalent radii; distances matter to 1.3 times that plus 0.5 Å."""
-BIN = 0.02
-"""Å, bin width of the distances in codes."""
-N_BINS = 1000
-"""A code is (atomic number · 128 + atomic number) · N_BINS + bin, the smaller number first."""
-_ROUNDS = 4
-"""Bonds over which the graphs of two molecules are distinguished."""
-
-
-class Contacts(NamedTuple):
-    """Pairs of near atoms, once each.
-
-    Attributes:
-        elements: (2, n_pairs) int64, atomic numbers, the smaller first.
-        distances: (n_pairs,) Å.
-        codes: (n_pairs,) int64 of both, see :data:`N_BINS`.
-        nearest: the smallest code of each pair of elements up to 4 Å, ascending.
-        counts: (n_atoms,) int64, neighbours of each atom.
-        bonds: (2, n_bonds) int64, neighbours in either order.
-        gap: Å, the largest distance between a part of the structure and the rest; infinite beyond 4 Å.
-        rupture: the same of parts with an odd number of electrons, over the sum of covalent radii; 0 without any, and
-            of what is periodic.
-    """
-
-    elements: np.ndarray
-    distances: np.ndarray
-    codes: np.ndarray
-    nearest: np.ndarray
-    counts: np.ndarray
-    bonds: np.ndarray
-    gap: float
-    rupture: float
-
-    @classmethod
-    def of(cls, data: Data) -> Contacts:
-        """Examine a structure, whose neighbour list is not needed.
-
-        Raises:
-            InputError: as :func:`molflt.data.neighbours.neighbour_list`.
-        """
-        edges, offsets = neighbour_list(data.positions, data.cell, data.pbc, FURTHEST)
-        positions, numbers = data.positions.numpy(), data.atomic_numbers.numpy()
-        i, j = edges.numpy()
-        apart = positions[i] - positions[j] - offsets.numpy() @ data.cell[0].numpy()
-        distances = np.linalg.norm(apart, axis=1)
-        radii = covalent_radii[numbers]
-        both = radii[i] + radii[j]
-        bonds = edges.numpy()[:, distances < _BOND * both]
-        counts = np.bincount(bonds[0], minlength=len(numbers))
-        # The nearest of several images; an atom's own images are dropped.
-        order = np.lexsort((distances, i * len(numbers) + j))
-        order = order[i[order] != j[order]]
-        i_j = i[order] * len(numbers) + j[order]
-        first = order[np.diff(i_j, prepend=-1) != 0]
-        shape = (len(numbers), len(numbers))
-        rows, columns = (atoms[first].astype(np.int32) for atoms in (i, j))
-        tree = minimum_spanning_tree(csr_array((distances[first], (rows, columns)), shape=shape)).data
-        gap = float(tree.max(initial=0.0)) if len(tree) == len(numbers) - 1 else math.inf
-        n_parts, part = connected_components(csr_array((np.ones(len(bonds[0])), bonds), shape=shape), directed=False)
-        across, apart_from_rest = part[i] != part[j], np.full(n_parts, math.inf)
-        np.minimum.at(apart_from_rest, part[i][across], (distances / both)[across])
-        odd = (np.bincount(part, numbers) % 2 == 1) & (n_parts > 1) & (not bool(data.pbc.any()))
-        rupture = float(apart_from_rest[odd].max(initial=0.0))
-        near = (i <= j) & (distances < np.minimum(_NEAR * both + _BEYOND, FURTHEST))
-        pairs = np.sort(numbers[np.stack([i, j])], axis=0)
-        codes = (pairs[0] * 128 + pairs[1]) * N_BINS + (distances / BIN).astype(np.int64)
-        nearest = first_of_each(np.unique(codes))
-        return cls(pairs[:, near], distances[near], codes[near], nearest, counts, bonds, gap, rupture)
-
-    def graph(self, atomic_numbers: np.ndarray) -> int:
-        """Hash a molecular graph, independent of atom order and geometry (Weisfeiler and Leman)."""
-        colours = _mixed(atomic_numbers.astype(np.uint64))
-        for _ in range(_ROUNDS):
-            around = np.zeros_like(colours)
-            np.add.at(around, self.bonds[0], colours[self.bonds[1]])
-            colours = _mixed(colours * np.uint64(3) + around)
-        return int.from_bytes(hashlib.blake2b(np.sort(colours).tobytes(), digest_size=7).digest(), "little")
-
-
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Map numbers to pseudo-random ones, one to one (the finaliser of SplitMix64)."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
-
-
-def first_of_each(codes: np.ndarray) -> np.ndarray:
-    """Smallest distance of each pair of elements; codes are ascending."""
-    return codes[np.diff(codes // N_BINS, prepend=-1) != 0]
-
 
 REACH = 5.0
 """Å; largest compared distance."""
