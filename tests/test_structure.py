@@ -36,7 +36,7 @@ BUDGET = {
     "model": (10, 888),
     "prediction": (8, 1_352),
     "report": (9, 1_147),
-    "simulate": (6, 588),
+    "simulate": (6, 592),
     "training": (15, 2_273),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises

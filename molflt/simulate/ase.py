@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
+from ase.symbols import Symbols
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
@@ -256,7 +257,13 @@ def _on_host(found: dict[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def _name_of(atoms: Atoms) -> str:
-    return str(atoms.get_chemical_formula())
+    return _formula(atoms.numbers.tobytes())
+
+
+@lru_cache(maxsize=16)
+def _formula(numbers: bytes) -> str:
+    """Write a formula, which takes as long as some layers of a small model: a step asks for it three times."""
+    return str(Symbols(np.frombuffer(numbers, dtype=int)).get_chemical_formula())
 
 
 def as_model(model: Any, device: str, dtype: str | torch.dtype | None) -> Model:
