@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from ase import Atoms
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms
+from ase.symbols import Symbols
 from torch_geometric.data import Data
 
 from molflt.data.extras import Extra, extra_of, held
@@ -214,6 +216,16 @@ def charge_of(atoms: Atoms, name: str, options: ReadOptions) -> float:
         return 0.0
     initial = float(np.sum(atoms.arrays.get("initial_charges", 0.0)))
     return options.stated_charge(name, atoms.info, "atoms.info[{!r}]", initial)
+
+
+def formula_of(atoms: Atoms) -> str:
+    """Write a formula, which takes ASE as long as a layer of a small model: a step of dynamics asks thrice."""
+    return _formula(atoms.numbers.tobytes())
+
+
+@lru_cache(maxsize=16)
+def _formula(numbers: bytes) -> str:
+    return str(Symbols(np.frombuffer(numbers, dtype=int)).get_chemical_formula())
 
 
 def results_at_hand(atoms: Atoms) -> dict[str, Any]:

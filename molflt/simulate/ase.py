@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,11 @@ import torch
 from ase import Atoms
 from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
-from ase.symbols import Symbols
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from molflt.attention.layout import Plan
-from molflt.data.ase import charge_of, from_atoms, refuse_charges
+from molflt.data.ase import charge_of, formula_of, from_atoms, refuse_charges
 from molflt.data.batch import collate
 from molflt.data.neighbours import attach_neighbours
 from molflt.data.quality.domain import GEOMETRIC
@@ -136,9 +135,9 @@ class MolFLTCalculator(Calculator):
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """Return the changes since the last calculation, unlike ASE with tags and charge."""
-        refuse_charges(atoms, _name_of(atoms), self._options)
+        refuse_charges(atoms, formula_of(atoms), self._options)
         changes: list[str] = super().check_state(atoms, tol)
-        name = _name_of(atoms)
+        name = formula_of(atoms)
         if self.atoms is not None and charge_of(self.atoms, name, self._options) != charge_of(
             atoms, name, self._options
         ):
@@ -157,7 +156,7 @@ class MolFLTCalculator(Calculator):
         super().calculate(atoms, properties, system_changes)
         if self.atoms is None:
             raise InputError("the calculator has seen no atoms yet; give some")
-        name = _name_of(self.atoms)
+        name = formula_of(self.atoms)
         stress = "stress" in properties
         if stress and not (self.atoms.pbc.any() and self.atoms.cell.rank == 3):
             raise PropertyNotImplementedError(
@@ -254,16 +253,6 @@ def _on_host(found: dict[str, Tensor]) -> dict[str, np.ndarray]:
     flat = torch.cat([tensor.flatten() for tensor in found.values()]).cpu()
     parts = flat.split([tensor.numel() for tensor in found.values()])
     return {name: part.view(tensor.shape).numpy() for (name, tensor), part in zip(found.items(), parts, strict=True)}
-
-
-def _name_of(atoms: Atoms) -> str:
-    return _formula(atoms.numbers.tobytes())
-
-
-@lru_cache(maxsize=16)
-def _formula(numbers: bytes) -> str:
-    """Write a formula, which takes as long as some layers of a small model: a step asks for it three times."""
-    return str(Symbols(np.frombuffer(numbers, dtype=int)).get_chemical_formula())
 
 
 def as_model(model: Any, device: str, dtype: str | torch.dtype | None) -> Model:
