@@ -85,14 +85,19 @@ def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> 
 
 
 def divisions(rows: list[results.Row] | None = None) -> str:
-    """Markdown of the divisions of the FG set: a row for each, a column for each model."""
+    """Markdown of the divisions of the FG set: a row for each, one column for a model, of 20 epochs or as said."""
     mine = [row for row in (results.read(KEPT) if rows is None else rows) if DATA_SETS[row["set"]].rule]
-    models = [name for name in ROWS if any(row["model"] == name for row in mine)]
-    cells = []
-    for data in (name for name in DATA_SETS if any(row["set"] == name for row in mine)):
-        errors = [[float(r["mae"]) for r in mine if (r["set"], r["model"]) == (data, name)] for name in models]
-        cells.append([f"`{data}`", *map(mean_and_spread, errors)])
-    return results.markdown(["MAE, eV", *models], cells)
+    columns: dict[str, dict[str, list[float]]] = {}
+    for row in sorted(mine, key=lambda row: (ROWS.index(row["model"]), float(row["epochs"] or 0))):
+        longer = row["model"] in VARIANTS and row["epochs"] != "20"
+        name = f"{row['model']}, {row['epochs']} epochs" if longer else row["model"]
+        columns.setdefault(name, {}).setdefault(row["set"], []).append(float(row["mae"]))
+    cells = [
+        [f"`{data}`", *(mean_and_spread(errors.get(data, [])) for errors in columns.values())]
+        for data in DATA_SETS
+        if any(data in errors for errors in columns.values())
+    ]
+    return results.markdown(["MAE, eV", *columns], cells)
 
 
 def mean_and_spread(values: list[float]) -> str:
