@@ -188,7 +188,7 @@ def adsorb(
     loaded = model if isinstance(model, Model) else load(model, device)
     results = adsorb_conformers(conformers, surfaces, loaded, smiles, n_guesses, seed, max_atoms)
     if doubts := doubts_of(results):
-        small = conformers[0].get_chemical_formula() in _SMALL and _is(loaded, DEFAULT_MODEL)
+        small = conformers[0].get_chemical_formula() in _SMALL and _is_default(loaded)
         warn_caller(doubts + (f"\n{_FOR_SMALL}" if small else ""))
     return results
 
@@ -238,7 +238,7 @@ def _strange(model: Model, surface: Surface, molecule: Atoms) -> str | None:
     first = model.members[0]
     if unknown := unknown_elements(first, set(surface.atoms.numbers.tolist())):
         return f"the model was not trained on {', '.join(unknown)}"
-    if not _is(model, DEFAULT_MODEL):
+    if not _is_default(model):
         return None
     if not surface.of_set:
         return (
@@ -248,8 +248,8 @@ def _strange(model: Model, surface: Surface, molecule: Atoms) -> str | None:
     return f"{DEFAULT_MODEL} was trained on no radicals" if molecule.info.get(_UNPAIRED) else None
 
 
-def _is(model: Model, path: str) -> bool:
-    return bool(model.members[0].path == member_paths(path)[0])
+def _is_default(model: Model) -> bool:
+    return bool(model.members[0].path == member_paths(DEFAULT_MODEL)[0])
 
 
 def molecule(smiles: str, seed: int = 0) -> list[Atoms]:

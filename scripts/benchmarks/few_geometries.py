@@ -53,6 +53,7 @@ MACE = 5.1
 RATE = 1e-3
 KEPT = results.DOCS / "results" / "few_geometries.csv"
 OLD = 150
+"""Molecules to replay, and others on which it is measured what is forgotten."""
 COLUMNS = ("row", "n", "seed", "energy_rmse", "force_rmse", "force_mae", "forgotten", *results.PROVENANCE)
 
 

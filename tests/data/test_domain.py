@@ -97,8 +97,8 @@ def test_others_are_outside_for_their_own_reason(of_molecules, of_slabs):
     assert "neighbours" in _rules(of_molecules, from_atoms(six, "CH6"))
 
 
-def test_an_adsorbate_that_is_not_one_of_a_few(of_slabs):
-    """Of some seventy structures for each of C, O and CO, C2O is a sum, at distances that all occur."""
+def test_an_adsorbate_that_is_not_one_of_a_few():
+    """With seventy structures for each of C, O and CO; as a composition, C2O is their sum."""
 
     def slab(formula, k):
         atoms = fcc111("Cu", (2, 2, 3), vacuum=8.0)
@@ -115,7 +115,7 @@ def test_an_adsorbate_that_is_not_one_of_a_few(of_slabs):
     assert not few.reasons(slab("CO", 100))
     (reason,) = few.occurrence.reasons(few_sight := Sight.of(slab("CCO", 0)), True)
     assert (reason.rule, reason.text) == ("adsorbate", "the adsorbate C2O, and only C, CO, O in training")
-    # One structure of each says little about what else there may be.
+    # Fifteen structures of each say too little about what else there may be.
     assert not list(_fit(known("C", "O", "CO", n=15), by_element=False).occurrence.reasons(few_sight, True))
 
 

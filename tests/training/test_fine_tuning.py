@@ -98,8 +98,8 @@ def test_new_elements(fine, relabelled, loaded, tmp_path, monkeypatch):
     assert run.model.predict(strange) == pytest.approx([a.info["y_relaxed"] for a in strange], abs=1.0)
 
 
-def test_elements_that_only_the_first_model_knew_keep_their_vectors(fine, relabelled, loaded, tmp_path):
-    """Also after a second fine-tuning. Vectors of elements that no training set had are those of others."""
+def test_elements_that_only_the_first_model_knew_keep_their_vectors(fine, loaded, tmp_path):
+    """Also after a second fine-tuning."""
     frames = [molecule(name) for name in ("H2O", "CH4", "CO2", "CH3OH", "C2H6", "H2CO")]
     for k, atoms in enumerate(frames):
         atoms.info["energy"] = float(k)
