@@ -42,7 +42,6 @@ from molflt.training.run_dir import LAST
 from scripts import results
 from scripts.benchmarks.accuracy_data import shared
 from scripts.benchmarks.acetylacetone import write_parts
-from scripts.benchmarks.clusters import mean_squares
 from scripts.tools.organic.geometries import monomers
 
 ROWS = {"fine-tuned": "from pretrained:organic", "from nothing": "from nothing"}
@@ -109,10 +108,13 @@ def judge(row: str, n: int, seed: int, out: Path, steps: int, start: str) -> dic
     config = run_config(row, seed, steps * (2 if row == REPLAY else 1), start, {**parts, "train": few})
     train(config, run, resume=True, say=lambda line: None)
     loaded = load_model(run / LAST)
-    energy, force = mean_squares(loaded, parts["test"])
-    # With old molecules, energies count from the old zero.
-    found = {"energy_rmse": None if row == REPLAY else 1000 * energy**0.5, "force_rmse": 1000 * force**0.5}
-    found["force_mae"] = 1000 * float(evaluate(loaded, parts["test"]).force_mae)
+    errors = evaluate(loaded, parts["test"])
+    found = {
+        # With old molecules, energies count from the old zero.
+        "energy_rmse": None if row == REPLAY else 1000 * errors.metrics.energy_rmse,
+        "force_rmse": 1000 * errors.force_metrics.force_rmse,
+        "force_mae": 1000 * errors.force_metrics.force_mae,
+    }
     if row != "from nothing":
         _, others = old_molecules()
         now, before = (np.concatenate(predicted(model, others).forces) for model in (loaded, started))
