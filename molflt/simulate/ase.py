@@ -119,7 +119,7 @@ class MolFLTCalculator(Calculator):
         # A given model stays as it was if these are compiled.
         self._models = [copy.copy(member.model) for member in self.model.members]
         self._replay = Replay(partial(values_of, self._models))
-        self._warnings, self._outside = DomainWarnings(), False
+        self._warnings, self._outside, self._stress = DomainWarnings(), False, False
         self._tags_seen: tuple[bytes, bytes] | None = None
         self._tags_meant: np.ndarray | None = None
 
@@ -157,12 +157,15 @@ class MolFLTCalculator(Calculator):
         if self.atoms is None:
             raise InputError("the calculator has seen no atoms yet; give some")
         name = formula_of(self.atoms)
-        stress = "stress" in properties
-        if stress and not (self.atoms.pbc.any() and self.atoms.cell.rank == 3):
+        has_volume = self.atoms.pbc.any() and self.atoms.cell.rank == 3
+        if "stress" in properties and not has_volume:
             raise PropertyNotImplementedError(
                 f"no stress for {name}: it is an energy per volume, and needs a periodic direction and three lattice "
                 "vectors; set pbc and the cell, or relax positions only"
             )
+        # Whoever asks for forces and then for the stress will do so at the next step, where one pass gives both.
+        self._stress = has_volume and (self._stress or "stress" in properties)
+        stress = self._stress and not {"forces", "stress"}.isdisjoint(properties)
         batch = self._batch(self.atoms, name)
         if self._compiles and self._n_steps == self._steps_before:
             for model in self._models:
@@ -171,7 +174,7 @@ class MolFLTCalculator(Calculator):
         self._n_steps += 1
         if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
             self._warnings.say(text, "forces")
-        values = _on_host(self._replay(batch, stress or "forces" in properties, stress))
+        values = _on_host(self._replay(batch, "forces" in properties or stress, stress))
         refuse_not_finite({key: np.isfinite(each).all() for key, each in values.items()}, name)
         energy = float(values["energy"].mean())
         self.results.update({"energy": energy, "free_energy": energy})

@@ -122,6 +122,15 @@ def test_only_what_is_asked_for_is_computed(calc):
     assert set(calc.results) == {"energy", "free_energy", "forces"}
     atoms.get_stress()
     assert set(calc.results) == {"energy", "free_energy", "forces", "stress"}
+    # From now on the stress comes with the forces, of which it is a by-product, and never with an energy alone.
+    for ask, with_stress in ((atoms.get_potential_energy, False), (atoms.get_forces, True)):
+        atoms.rattle(0.01)
+        ask()
+        assert ("stress" in calc.results) is with_stress
+    alone = MolFLTCalculator(calc.model).get_stress(atoms)
+    np.testing.assert_array_equal(atoms.get_stress(), alone)
+    calc.get_forces(KINDS["molecule"]())
+    assert "stress" not in calc.results
 
 
 def test_results_are_kept_until_something_changes(calc, monkeypatch):
