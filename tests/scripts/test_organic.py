@@ -5,7 +5,9 @@ import pytest
 from ase import Atoms
 from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
+from rdkit import Chem
 
+from scripts.tools.organic.geometries import dipeptides
 from scripts.tools.organic.sets import CUTOFF, beyond_cutoff, by_reference
 
 
@@ -41,3 +43,16 @@ def test_dimers_beyond_the_teachers_cutoff_are_left_out():
         atoms = labelled(pair(gap), 0.0, n_first=3, kind="dimer")
         assert beyond_cutoff(atoms) is out
     assert not beyond_cutoff(labelled(molecule("H2O"), 0.0, kind="thermal"))
+
+
+def test_dipeptides_are_capped_and_of_left_handed_residues():
+    """The alpha carbon of all natural residues but glycine and cysteine is S by CIP."""
+    backbone = Chem.MolFromSmarts("[CH3]C(=O)NCC(=O)NCC(=O)N[CH3]")
+    many = [Chem.MolFromSmiles(text) for text in dipeptides(19 * 18, 0)]
+    assert len({Chem.MolToSmiles(mol) for mol in many}) == len(many)
+    assert all(mol.HasSubstructMatch(backbone) and Chem.GetFormalCharge(mol) == 0 for mol in many)
+    for mol in many:
+        alphas = mol.GetSubstructMatch(backbone)[4], mol.GetSubstructMatch(backbone)[8]
+        labels = [dict(Chem.FindMolChiralCenters(mol)).get(k) for k in alphas]
+        sulfur = mol.HasSubstructMatch(Chem.MolFromSmarts("[CH2][SH]"))
+        assert labels.count("R") == sulfur, Chem.MolToSmiles(mol)

@@ -9,6 +9,7 @@ on its number alone.
 
     test        of each molecule of the split `test` one geometry, after dynamics at 300 K
     conformers  of 50 of these molecules up to 12 conformers, relaxed
+    dipeptides  of 40 dipeptides, neutral and capped as CH3-CO and NH-CH3, five geometries each at 300 K
     outside     of these molecules what no model is trained on, the kinds `ion`, `broken` and `squeezed` below
     spice       the conformations of the monomers of SPICE
     benchmark   the neutral dimers of SAPT10k with their reference energies, each followed by both molecules
@@ -39,7 +40,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, permutations
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,7 @@ from molflt.files import atomic_file
 
 KCAL = units.kcal / units.mol
 WATER = "O"
-PARTS = ("test", "conformers", "outside", "spice", "benchmark", "far", "molecules")
+PARTS = ("test", "conformers", "dipeptides", "outside", "spice", "benchmark", "far", "molecules")
 MOLECULES, STRUCTURES = 200, 500
 """Molecules of a shard, and structures of a shard of those that are only read."""
 SHARES = {"test": 0.05, "val": 0.03}
@@ -67,6 +68,11 @@ IONS = ("[OX2H1:1][CX3:2]=[O:3]>>[O-:1][CX3:2]=[O:3]", "[NX3;!$(N~[!#6;!#1]);!$(
 """An acid that loses its proton, and an amine that takes one."""
 STRETCH = {"stretched": (0.85, 1.8), "broken": (2.0, 3.0)}
 """How many times as long as before a bond is made."""
+SIDE_CHAINS = (
+    *("", "C", "C(C)C", "CC(C)C", "C(C)CC", "Cc1ccccc1", "Cc1ccc(O)cc1", "Cc1c[nH]c2ccccc12", "CO", "C(C)O"),
+    *("CS", "CCSC", "CC(N)=O", "CCC(N)=O", "Cc1c[nH]cn1", "CC(=O)O", "CCC(=O)O", "CCCCN", "CCCNC(N)=N"),
+)
+"""Of the natural amino acids but proline, without charges."""
 TOO_CLOSE = 0.5
 """Of the sum of covalent radii: geometries with closer atoms are not kept."""
 
@@ -296,6 +302,14 @@ def held_out(smiles: list[str], seed: int) -> Iterator[Atoms]:
         yield labelled([molecule], [molecule.thermal(300.0, 500, random)], "thermal")
 
 
+def dipeptides(n: int, seed: int) -> list[str]:
+    """Choose dipeptides of different residues in different order, as SMILES."""
+    pairs = list(permutations(SIDE_CHAINS, 2))
+    chosen = np.random.default_rng(seed).choice(len(pairs), n, replace=False)
+    residues = {side: f"N[C@@H]({side})C(=O)" if side else "NCC(=O)" for side in SIDE_CHAINS}
+    return [f"CC(=O){residues[pairs[k][0]]}{residues[pairs[k][1]]}NC" for k in chosen]
+
+
 def strange(smiles: list[str], seed: int) -> Iterator[Atoms]:
     """Yield an ion of each molecule that has an acid or an amine, and of each a broken or a squeezed geometry."""
     random = np.random.default_rng(seed)
@@ -367,10 +381,13 @@ def monomers(data: Path) -> list[Atoms]:
 
 def shards(data: Path, part: str, largest: int, seed: int) -> Iterator[Callable[[], Iterable[Atoms]]]:
     """Yield what makes each shard of a part."""
-    dimers, known = benchmark(data) if part != "spice" else ([], set())
+    dimers, known = benchmark(data) if part not in ("spice", "dipeptides") else ([], set())
     if part in ("spice", "benchmark", "far"):
         whole = monomers(data) if part == "spice" else dimers if part == "benchmark" else distant(dimers, seed)
         yield from (partial(lambda k: whole[k : k + STRUCTURES], k) for k in range(0, len(whole), STRUCTURES))
+        return
+    if part == "dipeptides":
+        yield partial(held_out, [text for text in dipeptides(40, seed) for _ in range(5)], seed)
         return
     with gzip.open(data / "smiles.csv.gz", "rt", encoding="utf-8") as file:
         smiles = [row["smiles"] for row in csv.DictReader(file)]

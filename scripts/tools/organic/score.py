@@ -10,6 +10,7 @@ of ``label`` as well.
     dipole        mean length of the error against the teacher, D
     conformers    mean absolute error of the energies of a molecule's conformers against the teacher, each less the
                   mean of its molecule's, meV
+    dipeptides, dipeptides_relative   as forces and conformers, of geometries of dipeptides at 300 K
     interaction   mean absolute error of interaction energies of dimers against the benchmark, meV
     far           of interaction energies of dimers 8 to 14 Å apart, the median and the largest difference from those
                   of the charges that the teacher gives to each molecule alone, meV; dispersion is below 1 meV there
@@ -58,6 +59,12 @@ def of_molecules(structures: list[Atoms], calc: Any) -> dict[str, float]:
 def of_conformers(structures: list[Atoms], calc: Any) -> dict[str, float]:
     """Errors of the energies of conformers."""
     return {"conformers": MEV * score(structures, calc).relative_mae}
+
+
+def of_dipeptides(structures: list[Atoms], calc: Any) -> dict[str, float]:
+    """Errors of forces, and of energies between geometries of one dipeptide."""
+    found = score(structures, calc)
+    return {"dipeptides": MEV * found.force_mae, "dipeptides_relative": MEV * found.relative_mae}
 
 
 def interactions(structures: list[Atoms], calc: Any) -> tuple[np.ndarray, list[Atoms]]:
@@ -112,7 +119,13 @@ def milliseconds(atoms: Atoms, calc: Any, n: int = 5) -> float:
     return float(np.median(found[1:]))
 
 
-PARTS = {"test": of_molecules, "conformers": of_conformers, "benchmark": of_dimers, "far": of_distant}
+PARTS = {
+    "test": of_molecules,
+    "conformers": of_conformers,
+    "dipeptides": of_dipeptides,
+    "benchmark": of_dimers,
+    "far": of_distant,
+}
 
 
 def scores(calc: Any, folder: Path, most: int | None = None, times: bool = True) -> dict[str, float]:
@@ -121,7 +134,7 @@ def scores(calc: Any, folder: Path, most: int | None = None, times: bool = True)
     for name, judge in PARTS.items():
         file = folder / f"{name}.extxyz"
         if file.exists():
-            of_each = 1 if name == "test" else 12 if name == "conformers" else 3
+            of_each = {"test": 1, "conformers": 12, "dipeptides": 5}.get(name, 3)
             found |= judge(read(file, ":")[: most and most * of_each], calc)
     if times:
         long = min(read(folder / "test.extxyz", ":"), key=lambda atoms: abs(len(atoms) - 51))

@@ -3,8 +3,8 @@
     python -m scripts.tools.organic.sets LABELLED [LABELLED ...] FOLDER
 
 Writes FOLDER/train.extxyz, val.extxyz, test.extxyz (one geometry at 300 K of each molecule held out),
-conformers.extxyz, benchmark.extxyz and far.extxyz (dimers held out, with both molecules of each), outside.extxyz
-(ions, broken and squeezed molecules), and prints what each has.
+conformers.extxyz, dipeptides.extxyz, benchmark.extxyz and far.extxyz (dimers held out, with both molecules of each),
+outside.extxyz (ions, broken and squeezed molecules), and prints what each has.
 Structures of the split `test` that belong to none of these, such as conformations of SPICE, are left out.
 
 Not all is learnt from the teacher. The energy of a dimer of the benchmark is that of its two molecules by the
@@ -59,7 +59,7 @@ def beyond_cutoff(atoms: Atoms) -> bool:
 
 def set_of(part: str, split: str) -> str | None:
     """Return the set of a structure of a part of the geometries and a split."""
-    if part in ("test", "conformers", "far", "outside"):
+    if part in ("test", "conformers", "dipeptides", "far", "outside"):
         return part
     if split == "test":
         return part if part == "benchmark" else None

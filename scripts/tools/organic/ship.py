@@ -72,6 +72,8 @@ MEASURES = {
     "forces": Measure("forces of {test} molecules held out, 300 K, against SO3LR, meV/Å", 60, True),
     "dipole": Measure("dipoles of these, against SO3LR, D", 0.15, True),
     "conformers": Measure("relative energies of {conformers} conformers, against SO3LR, meV", 25, True),
+    "dipeptides": Measure("forces of {dipeptides} geometries of dipeptides, 300 K, against SO3LR, meV/Å", None, True),
+    "dipeptides_relative": Measure("relative energies of these, against SO3LR, meV", None, True),
     "interaction": Measure("interaction energies of {benchmark} dimers, against the benchmark, meV", 30),
     "far": Measure("the same of {far} dimers 8 to 14 Å apart, against point charges: median, meV", 2),
     "far_max": Measure("largest of these, meV"),
@@ -111,7 +113,7 @@ def contents(file: Path) -> list[dict[str, Any]]:
 
 def sizes(sets: Path) -> list[dict[str, Any]]:
     """Structures of the sets to judge on, as the table counts them."""
-    every = {"test": 1, "conformers": 1, "benchmark": 3, "far": 3}
+    every = {"test": 1, "conformers": 1, "dipeptides": 1, "benchmark": 3, "far": 3}
     found = {name: len(read(file, ":")) for name in every if (file := sets / f"{name}.extxyz").exists()}
     return [{"by": "set", "of": name, "n": n // every[name]} for name, n in found.items()]
 
