@@ -80,7 +80,7 @@ MEASURES = {
     "dipeptide_forces": Measure("forces of dipeptides, against ωB97M-D3BJ, meV/Å", 120),
     "dipeptide_energies": Measure("relative energies of dipeptides, against ωB97M-D3BJ, meV", 90),
     "acac_forces": Measure("acetylacetone, fine-tuned on 30 geometries, against PBE-D3, meV/Å", 25),
-    "drift": Measure("drift of the energy of 100 molecules of water, meV an atom in 20 ps, from 2 ps", 1),
+    "drift": Measure("drift of 100 molecules of water in a cell, meV an atom in 20 ps, extrapolated from 2 ps", 1),
     "density": Measure("density of water at 300 K and 1 bar, g/cm³"),
     "51": Measure("time of 51 atoms, energy and forces on one core, ms", 20),
     "999": Measure("time of 999 atoms of water in a cell, ms", 600),
