@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from ase.build import molecule
+from ase.calculators.calculator import Calculator
 from ase.io import write
 from torch_geometric.nn.models import dimenet
 
@@ -26,6 +27,7 @@ from scripts.benchmarks import (
     batched_relaxation,
     clusters,
     compare_attention,
+    density,
     domain,
     estimator,
     few_geometries,
@@ -58,6 +60,7 @@ QUICK = {
     batched_relaxation: [],
     clusters: [],
     compare_attention: [],
+    density: ["pretrained:organic"],
     domain: [],
     estimator: [],
     few_geometries: [],
@@ -91,6 +94,29 @@ def test_every_script_runs_quickly(script, call, tmp_path, capsys):
     if found and script not in (loader, domain, estimator):
         call(script.main, *arguments)
         assert results.read(tmp_path / "kept.csv") == found
+
+
+class Gas(Calculator):
+    """Atoms that know nothing of each other: at a time step of 1.5 fs they only fly apart."""
+
+    implemented_properties = ("energy", "forces", "stress")
+
+    def calculate(self, atoms=None, properties=("energy",), system_changes=()):
+        super().calculate(atoms, properties, system_changes)
+        self.results = {"energy": 0.0, "forces": np.zeros((len(atoms), 3)), "stress": np.zeros(6)}
+
+
+def test_a_density_goes_on_where_it_stopped(tmp_path):
+    """A gas at a thousand times its density at 1 bar expands; 8 waters in 29.9 Å³ each begin at 1.000 g/cm³."""
+    first = density.run(Gas(), tmp_path, 200, 8, 5)
+    assert first[0] == pytest.approx(18.015 / 0.60221408 / 29.9, rel=1e-6)
+    assert len(first) == 11
+    more = density.run(Gas(), tmp_path, 400, 8, 5)
+    assert len(more) == 21
+    np.testing.assert_allclose(more[:11], first, rtol=1e-5)
+    assert more[-1] < more[10] < more[0]
+    assert len(density.run(Gas(), tmp_path, 400, 8, 5)) == 21
+    assert density.mean_and_error(np.repeat([1.0, 2.0, 3.0, 4.0, 5.0], 7)) == pytest.approx((3, 0.5**0.5))
 
 
 def plainly(found, cutoff=4.0):

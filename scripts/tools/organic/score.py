@@ -96,12 +96,12 @@ def of_distant(structures: list[Atoms], calc: Any) -> dict[str, float]:
 
 
 def water(n: int = 333) -> Atoms:
-    """Molecules of water turned at random on a lattice, at the density of the liquid."""
+    """Molecules of water turned at random on sites of a lattice, at the density of the liquid."""
     random, drop = np.random.default_rng(0), molecule("H2O")
-    length, sites = (n * 29.9) ** (1 / 3), 7
-    grid = np.stack(np.meshgrid(*[np.arange(sites)] * 3), axis=-1).reshape(-1, 3)[:n] * length / sites
+    length, sites = (n * 29.9) ** (1 / 3), int(np.ceil(n ** (1 / 3) - 1e-9))
+    grid = np.stack(np.meshgrid(*[np.arange(sites)] * 3), axis=-1).reshape(-1, 3) * length / sites
     places = []
-    for site in grid:
+    for site in random.permutation(grid)[:n]:
         turned = drop.copy()
         turned.rotate(random.uniform(0, 360), random.normal(size=3))
         places.append(turned.positions + site)
