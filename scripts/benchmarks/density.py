@@ -20,6 +20,7 @@ from ase.md.langevinbaoab import LangevinBAOAB
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.optimize import FIRE
 
+from molflt.errors import InputError
 from molflt.files import atomic_file
 from molflt.simulate.benchmark import named_calculator
 from scripts import results
@@ -109,6 +110,8 @@ def main() -> None:
     options = parser.parse_args()
     with results.input_errors(parser):
         calculator = named_calculator(options.calculator)
+        if "stress" not in calculator.implemented_properties:
+            raise InputError(f"{options.calculator}: it has no stress, so no pressure; give one that has")
         steps = 200 if options.quick else round(options.ps * 1000 / TIMESTEP)
         values = run(calculator, options.out, steps, *((8, 20) if options.quick else ()))
     quarters = np.array_split(values, 4)
