@@ -165,16 +165,16 @@ class MolFLTCalculator(Calculator):
             )
         # Whoever asks for forces and then for the stress will do so at the next step, where one pass gives both.
         self._stress = has_volume and (self._stress or "stress" in properties)
-        stress = self._stress and not {"forces", "stress"}.isdisjoint(properties)
+        derived = not {"forces", "stress"}.isdisjoint(properties)
         batch = self._batch(self.atoms, name)
         if self._compiles and self._n_steps == self._steps_before:
             for model in self._models:
                 compile_model(model, print)
             self._replay = Replay(partial(values_of, self._models))
         self._n_steps += 1
-        if (stress or "forces" in properties) and (text := doubt_of_forces(self.model.metadata)):
+        if derived and (text := doubt_of_forces(self.model.metadata)):
             self._warnings.say(text, "forces")
-        values = _on_host(self._replay(batch, "forces" in properties or stress, stress))
+        values = _on_host(self._replay(batch, derived, derived and self._stress))
         refuse_not_finite({key: np.isfinite(each).all() for key, each in values.items()}, name)
         energy = float(values["energy"].mean())
         self.results.update({"energy": energy, "free_energy": energy})
