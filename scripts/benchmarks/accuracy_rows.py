@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "flt-undamped": {"attention": "flt-undamped"},
     "no moments": {"attention": {"moment_channels": 0}},
     "no far field": {"attention": {"mechanism": "local"}},
+    "no far field, muon": {"attention": {"mechanism": "local"}},
     "no local RPE": {},
     "scales frozen": {},
     "performer": {"attention": "performer"},
