@@ -7,19 +7,23 @@ resumes after its last epoch. Start the same command once for each core: no two 
     python -m scripts.benchmarks.accuracy --out runs/accuracy           # the main sets: 33 hours of one core
     python -m scripts.benchmarks.accuracy --out runs/accuracy --data qm7 --rows flt softmax SchNet --seeds 0
     python -m scripts.benchmarks.accuracy --out runs/quick --quick          # two minutes
+    python -m scripts.benchmarks.accuracy --out runs/accuracy --data perovskites --epochs 40 \
+        --rows "flt, muon" "no far field, muon" --mean                  # models that differ, and their mean
     python -m scripts.benchmarks.accuracy --out runs/accuracy --results docs/results/accuracy.csv
     python -m scripts.tools.tables                    # writes the tables of the pages from docs/results/accuracy.csv
 
 The results are one CSV with a row for each run and each set of structures that it was judged on: ``set`` is qm7, fg,
 perovskites or atoms, or fg-RULE for a division of scripts.benchmarks.fg_splits; ``model`` the row of the table;
 ``fold`` 0 where there is one division; ``mae`` in eV, of the perovskites per cell; ``steps`` are a peer's, whose
-``epochs`` end where its time is over; ``minutes`` are of the processor, for training.
+``epochs`` end where its time is over; ``minutes`` are of the processor, for training. The ``note`` of a mean says of
+which models it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,7 @@ from filelock import FileLock, Timeout
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.files import resolve_path
 from molflt.model.file import load_model
+from molflt.prediction.evaluate import evaluate
 from molflt.training.run import train
 from molflt.training.run_dir import read_records
 from scripts import results
@@ -48,10 +53,12 @@ FOLD_ROWS = ("flt", "softmax", "DimeNet++", "PaiNN")
 """The contest where there are folds; of the peers, the two that are best on QM7."""
 MAIN = [name for name, data in DATA_SETS.items() if not data.rule]
 """Data sets of the table; those that hold out something of the FG set are asked for by name."""
+MEAN = "mean of models"
+"""Row of the mean of the predictions of several others."""
 GROUPS = {
     "": [*VARIANTS, *PEERS],
     "contest": [
-        *("flt, muon", "flt", "gaussians", "softmax", "softmax, pair types"),
+        *(MEAN, "flt, muon", "no far field, muon", "flt", "gaussians", "softmax", "softmax, pair types"),
         *PEERS,
     ],
     "ablations": list(VARIANTS),
@@ -60,6 +67,10 @@ GROUPS = {
 ROWS = [*GROUPS[""], *describe.BASELINES]
 """Rows that can be asked for."""
 QUICK, QUICK_STEPS, QUICK_ROWS = 90, 6, ("flt", "softmax", "concat, turned at random", "SchNet")
+
+
+Members = Sequence[tuple[str, int]]
+"""Row and seed of each model of a mean."""
 
 
 def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> str:
@@ -88,7 +99,8 @@ def divisions(rows: list[results.Row] | None = None) -> str:
     """Markdown of the divisions of the FG set: a row for each, one column for a model, of 20 epochs or as said."""
     mine = [row for row in (results.read(KEPT) if rows is None else rows) if DATA_SETS[row["set"]].rule]
     columns: dict[str, dict[str, list[float]]] = {}
-    for row in sorted(mine, key=lambda row: (ROWS.index(row["model"]), float(row["epochs"] or 0))):
+    order = [*VARIANTS, MEAN, *ROWS]
+    for row in sorted(mine, key=lambda row: (order.index(row["model"]), float(row["epochs"] or 0))):
         longer = row["model"] in VARIANTS and row["epochs"] != "20"
         name = f"{row['model']}, {row['epochs']} epochs" if longer else row["model"]
         columns.setdefault(name, {}).setdefault(row["set"], []).append(float(row["mae"]))
@@ -146,9 +158,32 @@ def run_baseline(row: str, files: Split) -> dict[str, Any]:
     return {"mae": errors, "seconds": time.process_time() - start}
 
 
-def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespace) -> None:
-    """One run, unless it is finished or another process is at it."""
-    name = "-".join([data, row, str(seed), str(fold)]).replace(" ", "_").replace(",", "").replace("=", "").lower()
+def run_mean(data: str, files: Split, fold: int, members: Members, options: argparse.Namespace) -> dict[str, Any]:
+    """Judge the mean of what other runs of the same division predict, once they are finished."""
+    known = results.read(options.results)
+    rows = [results.find(known, set=data, model=row, seed=seed, fold=fold) for row, seed in members]
+    if None in rows:
+        return {"status": "waiting", "note": "another process trains some of its models"}
+    models = [
+        load_model(options.out / "runs" / run_name(data, *member, fold) / "last.safetensors") for member in members
+    ]
+    return {
+        "mae": {name: evaluate(models, path).mae for name, path in files.held_out.items()},
+        "epochs": rows[0]["epochs"],
+        "seconds": sum(60 * float(row["minutes"]) for row in rows),
+        "parameters": sum(model.model.n_parameters() for model in models),
+        "note": "; ".join(f"{row} with seed {seed}" for row, seed in members),
+    }
+
+
+def run_name(data: str, row: str, seed: int, fold: int) -> str:
+    """Name of the folder of a run."""
+    return "-".join([data, row, str(seed), str(fold)]).replace(" ", "_").replace(",", "").replace("=", "").lower()
+
+
+def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespace, members: Members = ()) -> None:
+    """One run, or the mean of those of ``members``, unless it is finished or another process is at it."""
+    name = run_name(data, row, seed, fold)
     claims = options.out / "claims"
     claims.mkdir(exist_ok=True)
     try:
@@ -165,11 +200,13 @@ def run_one(row: str, data: str, seed: int, fold: int, options: argparse.Namespa
             found = run_baseline(row, files)
         elif row in PEERS:
             found = run_peer(row, data, files, seed, options)
-            if "mae" not in found:
-                print(f"{data:<12}{row:<26}{found['status']}: {found.get('note', '')}", flush=True)
-                return
+        elif members:
+            found = run_mean(data, files, fold, members, options)
         else:
             found = run_variant(row, data, files, seed, options, options.out / "runs" / name)
+        if "mae" not in found:
+            print(f"{data:<12}{row:<26}{found['status']}: {found.get('note', '')}", flush=True)
+            return
         known = {"set": data, "model": row, "seed": seed, "fold": fold, "minutes": found["seconds"] / 60, **found}
         known |= results.provenance({"threads": options.threads})
         new = [{**known, "split": name, "mae": error} for name, error in found["mae"].items()]
@@ -193,9 +230,13 @@ def run_missing(options: argparse.Namespace) -> None:
         seeds = options.seeds if DATA_SETS[data].n_folds == 1 and not options.quick else options.seeds[:1]
         default = GROUPS[""] if DATA_SETS[data].n_folds == 1 else FOLD_ROWS
         rows = options.rows or (QUICK_ROWS if options.quick else default)
-        for fold, seed, row in product(folds, seeds, rows):
-            if row not in describe.BASELINES or not DATA_SETS[data].file:
-                run_one(row, data, seed, fold, options)
+        for fold in folds:
+            for seed, row in product(seeds, rows):
+                if row not in describe.BASELINES or not DATA_SETS[data].file:
+                    run_one(row, data, seed, fold, options)
+            if options.mean:
+                members = [(row, seed) for seed, row in product(seeds, rows) if row in VARIANTS]
+                run_one(MEAN, data, seeds[0], fold, options, members)
 
 
 def main() -> None:
@@ -204,6 +245,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="CSV of the finished runs; default: OUT/accuracy.csv")
     parser.add_argument("--data", nargs="+", choices=list(DATA_SETS), default=MAIN, help=f"default: {' '.join(MAIN)}")
     parser.add_argument("--rows", nargs="+", choices=ROWS, help=f"default: models; on folds {FOLD_ROWS}")
+    parser.add_argument(
+        "--mean", action="store_true", help="judge the mean of the models of all rows and seeds as well"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folds", type=int, nargs="+", help="of the sets that have any; default: all")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each run")

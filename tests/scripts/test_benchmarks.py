@@ -53,7 +53,7 @@ from scripts.benchmarks.operators import count, dynamics_step, energy_step
 from scripts.benchmarks.peers import build, collate, n_parameters, plain
 
 QUICK = {
-    accuracy: ["--data", "atoms", "--rows", "flt", "SchNet"],
+    accuracy: ["--data", "atoms", "--rows", "flt", "flt, muon", "SchNet", "--mean"],
     acetylacetone: [],
     additivity: ["pretrained:qm7-small"],
     adsorb_guesses: ["pretrained:fg"],
