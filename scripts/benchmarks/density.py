@@ -17,7 +17,7 @@ from ase import Atoms, units
 from ase.calculators.calculator import Calculator
 from ase.io import read, write
 from ase.md.langevinbaoab import LangevinBAOAB
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.velocitydistribution import thermalize_momenta
 from ase.optimize import FIRE
 
 from molflt.errors import InputError
@@ -41,7 +41,7 @@ def start(n_molecules: int, calculator: Calculator, steps: int, rng: np.random.G
     box.set_masses(np.where(box.numbers == 1, 4.0, 16.0))
     box.calc = calculator
     FIRE(box, logfile=None).run(fmax=1.0, steps=60)
-    MaxwellBoltzmannDistribution(box, temperature_K=300, rng=rng)
+    thermalize_momenta(box, temperature_K=300, rng=rng)
     LangevinBAOAB(box, TIMESTEP * units.fs, temperature_K=300, T_tau=50 * units.fs, rng=rng).run(steps)
     return box
 

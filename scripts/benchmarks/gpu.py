@@ -28,7 +28,7 @@ from statistics import median
 import numpy as np
 import torch
 from ase import units
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.velocitydistribution import thermalize_momenta
 from ase.md.verlet import VelocityVerlet
 from lightning.pytorch.callbacks import Callback
 from torch_geometric.data import Data
@@ -177,7 +177,7 @@ class Benchmark:
         """A step of dynamics."""
         atoms = to_atoms(structures.cube(n_atoms))
         atoms.calc = molflt_calculator(device=self.device.type)
-        MaxwellBoltzmannDistribution(atoms, temperature_K=300, rng=np.random.default_rng(0))
+        thermalize_momenta(atoms, temperature_K=300, rng=np.random.default_rng(0))
         dynamics = VelocityVerlet(atoms, timestep=0.5 * units.fs)
         dynamics.run(2)
         # The calculator has copied its results to the host, so there is nothing to wait for.

@@ -24,7 +24,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read as read_frames
 from ase.io import write as write_frames
 from ase.md.langevin import Langevin
-from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
+from ase.md.velocitydistribution import thermalize_momenta
 from ase.optimize import BFGS
 
 MOLECULES = {
@@ -79,7 +79,7 @@ def run(start: Atoms, temperature: float, n: int, seed: int) -> list[Atoms]:
     rng = np.random.default_rng(seed)
     atoms = start.copy()
     atoms.calc = calculator()
-    MaxwellBoltzmannDistribution(atoms, temperature_K=temperature, rng=rng)
+    thermalize_momenta(atoms, temperature_K=temperature, rng=rng)
     dynamics = Langevin(
         atoms, units.fs, temperature_K=temperature, friction=FRICTION / units.fs, rng=rng, fixcm=False
     )
