@@ -33,7 +33,7 @@ from molflt.data.quality.facts import Facts, domain_of
 from molflt.data.reading import DEFAULT, ReadOptions
 from molflt.errors import DamagedError, InputError
 
-VERSION = 3
+VERSION = 4
 BLOCK = 1_000
 """Structures under one checksum."""
 PER_ATOM = {

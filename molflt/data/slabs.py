@@ -11,11 +11,11 @@ from scipy.optimize import linear_sum_assignment
 
 from molflt import vocabulary
 from molflt.data.images import nearest_image, shortest_images
+from molflt.data.quality.contacts import NONMETALS
 from molflt.data.quality.extents import open_directions
 from molflt.errors import InputError
 from molflt.vocabulary import TagConvention
 
-_NONMETALS = (1, 2, 5, 6, 7, 8, 9, 10, 15, 16, 17, 18, 34, 35, 36, 53, 54)
 _VACUUM = 4.0
 """Least Å between two images of a slab."""
 _LAYER = 1.0
@@ -51,7 +51,7 @@ def tags_of_slab(atoms: Atoms, fixed: np.ndarray, where: str) -> np.ndarray:
         InputError: no surface, or non-metals in it, so that tags are ambiguous.
     """
     remedy = "set the tags in the file: 0 sub-surface, 1 surface, 2 adsorbate"
-    metal = ~np.isin(atoms.numbers, _NONMETALS)
+    metal = ~np.isin(atoms.numbers, NONMETALS)
     if not atoms.pbc[:2].all() or not metal.any():
         raise InputError(f"{where}: has no surface (a periodic slab with metal atoms) that --tags layers could tag")
     try:

@@ -10,10 +10,13 @@ import torch
 from ase import Atoms
 from ase.build import add_adsorbate, bulk, fcc111, molecule
 from pydantic import ValidationError
+from rdkit import Chem
 
 from molflt.data.ase import from_atoms
+from molflt.data.quality.contacts import Contacts, described, filled
 from molflt.data.quality.domain import Domain, DomainFit, outside
 from molflt.data.quality.occurrence import Occurrence, Sight, Span
+from molflt.data.rdkit import from_smiles
 from molflt.data.reading import ReadOptions
 from molflt.vocabulary import MAX_ATOMIC_NUMBER
 
@@ -73,7 +76,8 @@ def test_others_are_outside_for_their_own_reason(of_molecules, of_slabs):
     # Copper alone: 12 of its atoms have never come without a CO.
     assert _rules(of_slabs, _slab(1.9, adsorbate=False)) == {"kind", "composition"}
     assert "gap" in _rules(of_slabs, _slab(5.5))
-    assert _rules(of_molecules, from_atoms(molecule("C3H8"), "propane")) == {"size"}
+    # Its middle carbon has two carbons and two hydrogens.
+    assert _rules(of_molecules, from_atoms(molecule("C3H8"), "propane")) == {"size", "environment"}
     stretched = copy.copy(ethanol)
     stretched.positions = ethanol.positions * 1.2
     assert "distance" in _rules(of_molecules, stretched)
@@ -90,11 +94,55 @@ def test_others_are_outside_for_their_own_reason(of_molecules, of_slabs):
     broken = molecule("C2H6")
     broken.positions[broken.positions[:, 2] > 0] += [0.0, 0.0, 1.5]
     halves = from_atoms(broken, "two methyls")
-    assert _rules(_fit([*others, far]), halves) == {"bond"}
+    assert _rules(_fit([*others, far]), halves) == {"bond", "environment"}
     assert not _rules(_fit([*others, far, halves]), halves)
-    # A sixth hydrogen bound to carbon, on either side of a flat group of four.
-    six = molecule("CH4") + Atoms("H2", [[0.0, 0.0, 1.09], [0.0, 0.0, -1.09]])
-    assert "neighbours" in _rules(of_molecules, from_atoms(six, "CH6"))
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "text"),
+    [
+        (["CC=N", "CCN", "CC(=O)N", "CC(=O)OC"], "CC(=N)N", "C bonded to C, N, N, and no such atom in training"),
+        (["CC=N", "CCN", "CC(=O)N", "CC(=O)OC"], "CON", "N bonded to H, H, O, and no such atom in training"),
+        (["CS", "CSC", "CO", "CC=O"], "CS(=O)C", "O bonded to S, and no such atom in training"),
+        (["CC(=O)N", "CCO", "CC"], "NC(=O)C", ""),
+    ],
+)
+def test_a_functional_group_that_does_not_occur(known, asked, text):
+    """An amidine has the bonds of an imine and of an amine, so that no distance tells."""
+    domain = _fit(120 // len(known) * [from_smiles(smiles) for smiles in known])
+    found = [reason.text for reason in domain.reasons(from_smiles(asked)) if reason.rule == "environment"]
+    assert found == [text] * bool(text)
+
+
+def test_environments_are_those_of_rdkits_bonds():
+    for smiles in ("CC(=N)NO", "c1ccc2[nH]ccc2c1", "CS(=O)(=O)NC(F)(F)Cl", "OP(=O)(O)OCBr", "C#CC#N", "NC(=O)N"):
+        bonds = Chem.AddHs(Chem.MolFromSmiles(smiles))
+        around = [(atom, sorted(atom.GetNeighbors(), key=Chem.Atom.GetAtomicNum)) for atom in bonds.GetAtoms()]
+        expected = {
+            f"{atom.GetSymbol()} bonded to {', '.join(near.GetSymbol() for near in others)}"
+            for atom, others in around
+        }
+        data = from_smiles(smiles)
+        codes = Contacts.of(data).environments(data.atomic_numbers.numpy())
+        assert set(map(described, codes.tolist())) == expected
+
+
+def test_a_surface_of_a_metal_that_was_trained_in_bulk():
+    """All numbers of neighbours between the fewest and the most are known, others are not."""
+
+    def copper(remove):
+        atoms = bulk("Cu", cubic=True).repeat(2)
+        del atoms[:remove]
+        return from_atoms(atoms, "copper")
+
+    slab = fcc111("Cu", (2, 2, 4), vacuum=8.0)
+    slab.pbc = True
+    slab.set_tags(0)
+    domain = _fit(110 * [copper(0)])
+    (text,) = (r.text for r in domain.reasons(from_atoms(slab, "slab")) if r.rule == "environment")
+    assert text == "Cu with 9 neighbours, and no such atom in training"
+    assert "environment" in _rules(domain, copper(1))
+    assert filled(np.array([29_008, 29_011, 30_002])).tolist() == [29_008, 29_009, 29_010, 29_011, 30_002]
 
 
 def test_an_adsorbate_that_is_not_one_of_a_few():
@@ -166,8 +214,8 @@ def test_a_distance_is_compared_with_the_nearest_in_training(of_molecules):
 
 
 def test_a_domain_written_before_it_knew_more_than_geometry(of_molecules):
-    new = ("occurrence", "nearest", "fewest_atoms", "fewest_adsorbate_atoms")
-    old = Domain.model_validate_json(of_molecules.model_dump_json(exclude=set(new)))
+    new = {"occurrence", "nearest", "fewest_atoms", "fewest_adsorbate_atoms", "environments"}
+    old = Domain.model_validate(of_molecules.model_dump(exclude=new) | {"neighbours": {"C": (4, 4)}})
     assert _rules(old, from_atoms(molecule("C3H8"), "propane")) == {"size"}
     assert {r.text for r in old.reasons(from_atoms(molecule("H2"), "H2"))} == {
         "H and H 0.74 Å apart, and never so near in training"

@@ -110,7 +110,7 @@ def test_what_they_have_never_seen(model, name):
     """Acetylacetone alone tells nothing of ethanol, for which the model has -6058 ± 0.007 eV (DFT about -4215)."""
     loaded = molflt.load(f"pretrained:{model}")
     found = {reason.rule for reason in domain_violations(loaded.members[0], from_atoms(molecule(name), name))}
-    assert found - {"neighbours"} == OUTSIDE[model, name]
+    assert found - {"environment"} == OUTSIDE[model, name]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         loaded.predict(molecule(name))

@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from ase.data import covalent_radii
+from ase.data import chemical_symbols, covalent_radii
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 from torch_geometric.data import Data
@@ -25,8 +25,13 @@ BIN = 0.02
 """Å, bin width of the distances in codes."""
 N_BINS = 1000
 """A code is (atomic number · 128 + atomic number) · N_BINS + bin, the smaller number first."""
-ELEMENT = 1000
-"""Likewise, of an atom and its neighbours: atomic number · ELEMENT + neighbours."""
+_ELEMENT = 1000
+"""The code of an environment that counts neighbours is atomic number · _ELEMENT + neighbours."""
+NONMETALS = (1, 2, 5, 6, 7, 8, 9, 10, 15, 16, 17, 18, 34, 35, 36, 53, 54)
+_THREE_BITS = 3 * np.arange(len(NONMETALS) + 1)
+"""Places in the code of a nonmetal's environment: of the numbers of each bonded to it, then of its own element."""
+_NONMETAL = 1 << int(_THREE_BITS[-1])
+"""The least of these codes; those of other atoms are smaller."""
 _ROUNDS = 4
 """Bonds over which the graphs of two molecules are distinguished."""
 
@@ -39,7 +44,6 @@ class Contacts(NamedTuple):
         distances: (n_pairs,) Å.
         codes: (n_pairs,) int64 of both, see :data:`N_BINS`.
         nearest: the smallest code of each pair of elements up to 4 Å, ascending.
-        counts: (n_atoms,) int64, neighbours of each atom.
         bonds: (2, n_bonds) int64, neighbours in either order.
         gap: Å, the largest distance between a part of the structure and the rest; infinite beyond 4 Å.
         rupture: the same of parts with an odd number of electrons, over the sum of covalent radii; 0 without any, and
@@ -51,7 +55,6 @@ class Contacts(NamedTuple):
     distances: np.ndarray
     codes: np.ndarray
     nearest: np.ndarray
-    counts: np.ndarray
     bonds: np.ndarray
     gap: float
     rupture: float
@@ -74,7 +77,6 @@ class Contacts(NamedTuple):
         bound = distances < _BOND * both
         bonds = edges.numpy()[:, bound]
         strain = float(np.log((distances / both)[bound]).mean()) if bound.sum() >= 2 * _BONDS else math.nan
-        counts = np.bincount(bonds[0], minlength=len(numbers))
         # The nearest of several images; an atom's own images are dropped.
         order = np.lexsort((distances, i * len(numbers) + j))
         order = order[i[order] != j[order]]
@@ -93,7 +95,17 @@ class Contacts(NamedTuple):
         pairs = np.sort(numbers[np.stack([i, j])], axis=0)
         codes = (pairs[0] * 128 + pairs[1]) * N_BINS + (distances / BIN).astype(np.int64)
         nearest = first_of_each(np.unique(codes))
-        return cls(pairs[:, near], distances[near], codes[near], nearest, counts, bonds, gap, rupture, strain)
+        return cls(pairs[:, near], distances[near], codes[near], nearest, bonds, gap, rupture, strain)
+
+    def environments(self, atomic_numbers: np.ndarray) -> np.ndarray:
+        """Codes of the atoms, one of each, ascending: with the nonmetals bonded to a nonmetal, else neighbours."""
+        of_nonmetal = atomic_numbers[:, None] == np.array(NONMETALS)
+        bonded = np.zeros((len(atomic_numbers), len(NONMETALS) + 1), dtype=np.int64)
+        np.add.at(bonded[:, :-1], self.bonds[0], of_nonmetal[self.bonds[1]])
+        bonded = np.minimum(bonded, 7)
+        bonded[:, -1] = of_nonmetal.argmax(axis=1) + 1
+        others = atomic_numbers * _ELEMENT + np.bincount(self.bonds[0], minlength=len(bonded)).clip(max=_ELEMENT - 1)
+        return np.unique(np.where(of_nonmetal.any(axis=1), (bonded << _THREE_BITS).sum(axis=1), others))
 
     def graph(self, atomic_numbers: np.ndarray) -> int:
         """Hash a molecular graph, independent of atom order and geometry (Weisfeiler and Leman)."""
@@ -112,6 +124,24 @@ def _mixed(numbers: np.ndarray) -> np.ndarray:
     return numbers ^ (numbers >> np.uint64(31))
 
 
+def described(environment: int) -> str:
+    """Describe the code of an environment in words."""
+    if environment < _NONMETAL:
+        element, count = divmod(environment, _ELEMENT)
+        return f"{chemical_symbols[element]} with {count} neighbour{'s' * (count != 1)}"
+    symbols = [chemical_symbols[z] for z in NONMETALS]
+    around = [symbol for k, symbol in enumerate(symbols) for _ in range(environment >> 3 * k & 7)]
+    return f"{symbols[environment // _NONMETAL - 1]} bonded to {', '.join(around) or 'no nonmetal'}"
+
+
+def filled(environments: np.ndarray) -> np.ndarray:
+    """Add all numbers of neighbours between the fewest and the most of an element; codes are ascending."""
+    counted = environments[environments < _NONMETAL]
+    last = np.flatnonzero(np.diff(counted // _ELEMENT, append=-1))
+    ends = zip(counted[np.append(0, last[:-1] + 1)], counted[last], strict=True) if len(counted) else ()
+    return np.concatenate([*(np.arange(low, high + 1) for low, high in ends), environments[len(counted) :]])
+
+
 def first_of_each(codes: np.ndarray) -> np.ndarray:
     """Smallest distance of each pair of elements; codes are ascending."""
     return codes[np.diff(codes // N_BINS, prepend=-1) != 0]
@@ -124,7 +154,7 @@ class Look(NamedTuple):
         sight: its features without the geometry.
         distances: codes of pair of elements and distance; None if the structure is not examined closely.
         nearest: likewise, of the smallest distance of each pair.
-        neighbours: codes of element and number of neighbours.
+        environments: see :meth:`Contacts.environments`.
         graph: the same for all geometries of a molecule.
         gap: Å, between a part and the rest.
         rupture: the same of a part of a molecule with an odd number of electrons, over the sum of covalent radii.
@@ -134,7 +164,7 @@ class Look(NamedTuple):
     sight: Sight
     distances: np.ndarray | None = None
     nearest: np.ndarray | None = None
-    neighbours: np.ndarray | None = None
+    environments: np.ndarray | None = None
     graph: int = 0
     gap: float = 0.0
     rupture: float = 0.0
@@ -152,7 +182,7 @@ def examine(data: Data, sight: Sight) -> Look:
         sight,
         np.unique(geometry.codes),
         geometry.nearest,
-        np.unique(numbers * ELEMENT + np.minimum(geometry.counts, ELEMENT - 1)),
+        geometry.environments(numbers),
         geometry.graph(numbers),
         geometry.gap,
         geometry.rupture,

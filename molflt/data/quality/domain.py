@@ -14,7 +14,8 @@ A structure is outside if one of its features does not occur, whatever the geome
 The other part of the rule is geometric and needs a neighbour list. A structure is also outside if
 
 * two near atoms are at a distance that does not occur, within a margin, for their elements;
-* an atom has more or fewer neighbours than any atom of its element;
+* a nonmetal is bonded to other nonmetals than any atom of its element, as in a functional group that does not occur;
+* another atom has more or fewer neighbours than any of its element;
 * a part is further from the rest than any part of any structure, as when a molecule leaves a surface;
 * a part of a molecule with an odd number of electrons is, as when a bond breaks, over the sum of covalent radii;
 * its bonds are on average shorter or longer, over the sums of covalent radii, than in all but a thousandth, by 2 %,
@@ -35,7 +36,8 @@ from ase.data import chemical_symbols
 from pydantic import BaseModel, ConfigDict, Field
 from torch_geometric.data import Data
 
-from molflt.data.quality.contacts import BIN, ELEMENT, FURTHEST, N_BINS, Contacts, Look, examine, first_of_each
+from molflt.data.quality import contacts
+from molflt.data.quality.contacts import BIN, N_BINS, Contacts, Look, described, examine, filled
 from molflt.data.quality.occurrence import ISOLATED, ON_SURFACE, Occurrence, OccurrenceFit, Reason, Sight
 from molflt.vocabulary import N_TAGS
 
@@ -49,7 +51,7 @@ _FAR = 1 << 60
 _UNLIMITED = 1e9
 
 
-GEOMETRIC = ("distance", "neighbours", "gap", "bond", "strain")
+GEOMETRIC = ("distance", "environment", "gap", "bond", "strain")
 """Rules based on the geometry."""
 
 
@@ -89,7 +91,8 @@ class Domain(BaseModel):
         description="Å, ranges by pair of elements, as C-H, margin included"
     )
     nearest: dict[str, float] = Field({}, description="Å, the smallest distance up to 4 Å, by pair of elements")
-    neighbours: dict[str, tuple[int, int]] = Field(description="fewest and most, by element")
+    neighbours: object = Field(None, exclude=True, description="of older files, where numbers of them were a rule")
+    environments: list[str] = Field([], description="of atoms, in words; []: not recorded")
     widest_gap: float = Field(ge=0, description="Å, between a part of a structure and the rest, margin included")
     widest_rupture: float | None = Field(
         None,
@@ -133,16 +136,11 @@ class Domain(BaseModel):
                 worst, text = miss, self._strange_distance(a, b, float(distance))
         if text:
             found.append(Reason("distance", text))
-        for element, count in zip(data.atomic_numbers.tolist(), geometry.counts.tolist(), strict=True):
-            low, high = self.neighbours.get(chemical_symbols[element], (0, _FAR))
-            if not low <= count <= high:
-                have = "1 neighbour" if count == 1 else f"{count} neighbours"
-                some = f"{low}" if low == high else f"{low} to {high}"
-                text = f"{chemical_symbols[element]} with {have}, and {some} in training"
-                found.append(Reason("neighbours", text))
-                break
+        around = map(described, geometry.environments(data.atomic_numbers.numpy()).tolist())
+        if self.environments and (new := next((each for each in around if each not in self.environments), "")):
+            found.append(Reason("environment", f"{new}, and no such atom in training"))
         if min(geometry.gap, _UNLIMITED) > self.widest_gap:
-            far = f"{geometry.gap:.1f}" if math.isfinite(geometry.gap) else f"more than {FURTHEST:g}"
+            far = f"{geometry.gap:.1f}" if math.isfinite(geometry.gap) else f"more than {contacts.FURTHEST:g}"
             found.append(
                 Reason("gap", f"a part {far} Å from the rest, and at most {self.widest_gap:.1f} in training")
             )
@@ -204,7 +202,7 @@ class DomainFit:
         self._strains: list[float] = []
         self._nearest = np.empty(0, dtype=np.int64)
         self._distances: list[np.ndarray] = []
-        self._neighbours: list[np.ndarray] = []
+        self._environments: list[np.ndarray] = []
         self._graphs: set[int] = set()
 
     def look(self, index: int, data: Data) -> Look:
@@ -222,10 +220,10 @@ class DomainFit:
         if sight.kind == ON_SURFACE:
             self._adsorbate_atoms.add(sight.n_adsorbate)
         self._n += 1
-        if look.distances is not None and look.nearest is not None and look.neighbours is not None:
+        if look.distances is not None and look.nearest is not None and look.environments is not None:
             self._distances.append(look.distances)
-            self._nearest = first_of_each(_union((self._nearest, look.nearest)))
-            self._neighbours.append(look.neighbours)
+            self._nearest = contacts.first_of_each(_union((self._nearest, look.nearest)))
+            self._environments.append(look.environments)
             self._graphs.add(look.graph)
             self._gap, self._rupture = max(self._gap, look.gap), max(self._rupture, look.rupture)
             self._strains += [] if math.isnan(look.strain) else [look.strain]
@@ -259,16 +257,14 @@ class DomainFit:
                 _name(*divmod(pair, 128)): round(place * BIN, 2)
                 for pair, place in (divmod(code, N_BINS) for code in (self._nearest.tolist() if judged else ()))
             },
-            neighbours={
-                chemical_symbols[z]: limits for z, limits in _limits(self._neighbours if judged else ()).items()
-            },
+            environments=[described(code) for code in filled(_union(self._environments if judged else ())).tolist()],
             # If separate parts occur in training, no distance is too far.
             widest_gap=round(min(self._gap + _MARGINS[0], _UNLIMITED), 2),
             widest_rupture=round(min(self._rupture + _MARGINS[0], _UNLIMITED), 2),
             strain=strain,
             held_out=held_out,
             forces=self._forces,
-            geometries=round(len(self._neighbours) / max(1, len(self._graphs)), 2),
+            geometries=round(len(self._environments) / max(1, len(self._graphs)), 2),
         )
 
     def _cross_validated(self) -> tuple[dict[int, float], float]:
@@ -282,7 +278,7 @@ class DomainFit:
             left_out = order[k::_FOLDS].tolist()
             others = np.delete(order, np.arange(k, n, _FOLDS)).tolist()
             seen = np.concatenate([[-_FAR], _union(self._distances[i] for i in others), [_FAR]])
-            limits = _limits(self._neighbours[i] for i in others)
+            around = filled(_union(self._environments[i] for i in others))
             for i in left_out:
                 codes = self._distances[i]
                 above = np.searchsorted(seen, codes)
@@ -293,8 +289,7 @@ class DomainFit:
                     misses[i][pair] = max(miss, misses[i].get(pair, 0.0))
                 for pair, miss in misses[i].items():
                     by_pair.setdefault(pair, []).append(miss)
-                counts = [divmod(code, ELEMENT) for code in self._neighbours[i].tolist()]
-                outside[i] = any(not (r := limits.get(z, (0, -1)))[0] <= count <= r[1] for z, count in counts)
+                outside[i] = not np.isin(self._environments[i], around).all()
         margins = {
             pair: min(max(_SAFETY * float(np.quantile(found, _SHARE, method="higher")), _MARGINS[0]), _MARGINS[1])
             for pair, found in by_pair.items()
@@ -306,15 +301,6 @@ class DomainFit:
 
 def _union(codes: Iterable[np.ndarray]) -> np.ndarray:
     return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *codes]))
-
-
-def _limits(codes: Iterable[np.ndarray]) -> dict[int, tuple[int, int]]:
-    """Fewest and most neighbours by atomic number."""
-    found: dict[int, tuple[int, int]] = {}
-    for element, count in (divmod(code, ELEMENT) for code in _union(codes).tolist()):
-        low, high = found.get(element, (count, count))
-        found[element] = min(low, count), max(high, count)
-    return found
 
 
 def _name(a: int, b: int) -> str:

@@ -43,7 +43,7 @@ class Facts(NamedTuple):
         codes: (sum of ``n_codes``,) int16, those of one structure after the other, ascending.
         counts: (sum of ``n_codes``,) int32, atoms of each.
         looks: (n_looks, 5) int64, of structures examined closely: row, numbers of codes in ``look_codes`` (distances,
-            nearest, neighbours), and the graph's hash.
+            nearest, environments), and the graph's hash.
         gaps: (n_looks, 3), gap, rupture and strain, likewise.
         look_codes: int64, see :class:`molflt.data.quality.contacts.Look`.
     """
@@ -165,7 +165,7 @@ class FactRows:
         self._counts.append(sight.counts)
         if self._every is not None and place % self._every == 0:
             look = examine(data, sight)
-            codes = (look.distances, look.nearest, look.neighbours)
+            codes = (look.distances, look.nearest, look.environments)
             self._looks.append((len(self), *map(len, codes), look.graph))  # type: ignore[arg-type]
             self._look_codes += codes  # type: ignore[arg-type]
             self._gaps.append((look.gap, look.rupture, look.strain))
