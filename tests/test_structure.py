@@ -28,9 +28,9 @@ FLOORS = (
 BUDGET = {
     TOP: (7, 422),
     "adsorption": (4, 691),
-    "attention": (35, 3_632),
+    "attention": (35, 3_636),
     "cli": (11, 1_469),
-    "data": (55, 8_522),
+    "data": (55, 8_521),
     "export": (4, 463),
     "invariance": (2, 318),
     "model": (10, 888),

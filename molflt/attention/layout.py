@@ -20,6 +20,7 @@ from molflt.attention.far.images import Structure
 from molflt.attention.far.ways import FarPlan, Groups, LadderPlan, grouped, held_of
 from molflt.attention.places import Kept, Movable, Places, places_of
 from molflt.attention.sparse import SparsePattern
+from molflt.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -197,11 +198,24 @@ class Plan:
     charges: LadderPlan | None = None
     skin: float = 0.0
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What models must agree on to share a layout."""
+        return self.cutoff, self.wide, self.far and (self.far.way, self.far.dense), self.charges
+
     @staticmethod
     def covering(plans: Sequence[Plan]) -> Plan:
-        """Return the plan that serves several models of one kind, those of an ensemble."""
-        first, far = plans[0], [plan.far for plan in plans if plan.far is not None]
-        return replace(first, far=FarPlan.covering(far)) if far else first
+        """Return the plan that serves several models of one kind, those of an ensemble.
+
+        Raises:
+            InputError: they are of several kinds.
+        """
+        if len({plan.kind for plan in plans}) > 1:
+            raise InputError(
+                "members of several kinds (cutoff, far field, charges) move no atoms; predict takes them"
+            )
+        far = [plan.far for plan in plans if plan.far is not None]
+        return replace(plans[0], far=FarPlan.covering(far)) if far else plans[0]
 
     def holding(self, layout: Layout) -> Plan:
         """Return the plan that keeps the ways and grids of the far field of a batch."""

@@ -33,15 +33,13 @@ class SharedPositions(nn.Module):
         n_weights: of the far field, per layer and head; 0 without one.
     """
 
-    rpe: GaussianRPE | None
-    method: FarMethod | None
     wide: bool = False
     n_weights: int = 0
 
-    def __init__(self) -> None:
+    def __init__(self, rpe: GaussianRPE | None = None, method: FarMethod | None = None) -> None:
         super().__init__()
-        self.rpe = None
-        self.method = None
+        self.rpe = rpe
+        self.method = method
 
     def plan(self, cutoff: float) -> Plan:
         """Return the plan of layouts at the present widths; ``cutoff``: of the near part, Å."""
@@ -78,9 +76,7 @@ class FourierPositions(SharedPositions):
     """
 
     def __init__(self, rpe: GaussianRPE | None, method: FarMethod | None, moments: bool, dense: bool = False) -> None:
-        super().__init__()
-        self.rpe = rpe
-        self.method = method
+        super().__init__(rpe, method)
         self.moments = moments
         self.dense = dense
         if rpe is not None and method is not None:

@@ -215,10 +215,8 @@ def _predict_batch(
             found.contractions.update([contraction] if contraction and k == 0 else [])
             found.elements.update(shapes[position][k].atomic_numbers.tolist())
     spread = np.full(len(indices), np.nan)
-    for position, values in energies.items():
-        mean = values.mean(axis=0)
-        if position in found.failures:
-            continue
+    for position in sorted(energies.keys() - found.failures.keys()):
+        mean = (values := energies[position]).mean(axis=0)
         if not np.isfinite(mean).all():
             reason = "the model's energy is not finite; check the structure for overlapping atoms"
             fail(position, InputError(f"{found.names[position]}: {reason}"))
@@ -280,12 +278,15 @@ def lowest_of(loaded: LoadedModel | Sequence[LoadedModel], data: Data, device: t
 def _compute(
     models: Sequence[EnergyModel], structures: Sequence[Data], device: torch.device, wanted: Sequence[str]
 ) -> list[_Result]:
-    batch = collate(structures, Plan.covering([model.plan() for model in models])).to(device)
+    plans = [model.plan() for model in models]
+    # Members of several kinds, as with and without a far field, have a layout each.
+    alike = {plan.kind: [other for other in plans if other.kind == plan.kind] for plan in plans}
+    batches = {kind: collate(structures, Plan.covering(some)).to(device) for kind, some in alike.items()}
     sizes = [int(data.num_nodes) for data in structures]
     energies = np.empty((len(models), len(structures)))
     sums: dict[str, Tensor] = {}
-    for k, model in enumerate(models):
-        found: dict[str, Tensor] = {}
+    for k, (model, plan) in enumerate(zip(models, plans, strict=True)):
+        batch, found = batches[plan.kind], dict[str, Tensor]()
         if "forces" in wanted:
             from molflt.model.derivatives import derivatives
 

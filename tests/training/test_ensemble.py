@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from ase.build import molecule
 
 import molflt
 from molflt.data.labels import LabelSpec
@@ -51,6 +52,20 @@ def test_mean_and_spread(trained, val_set):
     expected = np.abs(mean - labels(Screening(val_set, LabelSpec(target="y_relaxed"), "val"))).mean()
     assert result.best == pytest.approx(expected, rel=1e-6)
     assert any(f"mean of the members {expected:.4f} eV" in line for line in said)
+
+
+def test_members_of_several_kinds(loaded, performer_path, val_set):
+    """With and without a far field, either first; a calculator keeps one layout while atoms move, and says so."""
+    local = load_model(performer_path)
+    for members in ([loaded, local, loaded], [local, loaded]):
+        alone = [predict(member, val_set, per_atom=True) for member in members]
+        together = predict(members, val_set, per_atom=True)
+        np.testing.assert_allclose(together.energies, np.mean([one.energies for one in alone], axis=0), rtol=1e-6)
+        of_first = np.mean([one.atomic_energies[0] for one in alone], axis=0)
+        np.testing.assert_allclose(together.atomic_energies[0], of_first, rtol=1e-5)
+        assert np.ptp([one.energies[0] for one in alone]) > 0
+        with pytest.raises(InputError, match="members of several kinds"):
+            molflt.MolFLTCalculator(members).get_potential_energy(molecule("CO"))
 
 
 def test_an_interrupted_ensemble_goes_on(ensemble, make_config, tmp_path):
