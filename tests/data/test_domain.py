@@ -127,6 +127,13 @@ def test_environments_are_those_of_rdkits_bonds():
         assert set(map(described, codes.tolist())) == expected
 
 
+def test_an_adsorbate_that_touches_the_metal_or_does_not(of_slabs):
+    """In training carbon is on copper; 0.9 Å higher it is bonded to oxygen alone."""
+    found = [reason.text for reason in of_slabs.reasons(_slab(2.8)) if reason.rule == "environment"]
+    assert found == ["C bonded to O, and no such atom in training"]
+    assert "C bonded to O, a metal" in of_slabs.environments
+
+
 def test_a_surface_of_a_metal_that_was_trained_in_bulk():
     """All numbers of neighbours between the fewest and the most are known, others are not."""
 

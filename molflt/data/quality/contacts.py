@@ -28,10 +28,13 @@ N_BINS = 1000
 _ELEMENT = 1000
 """The code of an environment that counts neighbours is atomic number · _ELEMENT + neighbours."""
 NONMETALS = (1, 2, 5, 6, 7, 8, 9, 10, 15, 16, 17, 18, 34, 35, 36, 53, 54)
-_THREE_BITS = 3 * np.arange(len(NONMETALS) + 1)
-"""Places in the code of a nonmetal's environment: of the numbers of each bonded to it, then of its own element."""
+"""Atomic numbers; all others count as metals."""
+_MOST_OF_EACH = np.array([*len(NONMETALS) * (7,), 1])
+"""Numbers of neighbours that are told apart: of each nonmetal, and of metals."""
+_THREE_BITS = 3 * np.arange(len(NONMETALS) + 2)
+"""Places in the code of a nonmetal's environment: of these numbers, then of its own element."""
 _NONMETAL = 1 << int(_THREE_BITS[-1])
-"""The least of these codes; those of other atoms are smaller."""
+"""The least of these codes; those of metals are smaller."""
 _ROUNDS = 4
 """Bonds over which the graphs of two molecules are distinguished."""
 
@@ -98,14 +101,14 @@ class Contacts(NamedTuple):
         return cls(pairs[:, near], distances[near], codes[near], nearest, bonds, gap, rupture, strain)
 
     def environments(self, atomic_numbers: np.ndarray) -> np.ndarray:
-        """Codes of the atoms, one of each, ascending: with the nonmetals bonded to a nonmetal, else neighbours."""
-        of_nonmetal = atomic_numbers[:, None] == np.array(NONMETALS)
-        bonded = np.zeros((len(atomic_numbers), len(NONMETALS) + 1), dtype=np.int64)
-        np.add.at(bonded[:, :-1], self.bonds[0], of_nonmetal[self.bonds[1]])
-        bonded = np.minimum(bonded, 7)
-        bonded[:, -1] = of_nonmetal.argmax(axis=1) + 1
-        others = atomic_numbers * _ELEMENT + np.bincount(self.bonds[0], minlength=len(bonded)).clip(max=_ELEMENT - 1)
-        return np.unique(np.where(of_nonmetal.any(axis=1), (bonded << _THREE_BITS).sum(axis=1), others))
+        """Codes of the atoms, one of each, ascending: of nonmetals with what is bonded to them, of metals a count."""
+        nonmetal = atomic_numbers[:, None] == np.array(NONMETALS)
+        metal = ~nonmetal.any(axis=1)
+        bonded = np.zeros((len(metal), len(_MOST_OF_EACH)), dtype=np.int64)
+        np.add.at(bonded, self.bonds[0], np.column_stack([nonmetal, metal])[self.bonds[1]])
+        around = np.column_stack([np.minimum(bonded, _MOST_OF_EACH), nonmetal.argmax(axis=1) + 1])
+        counted = atomic_numbers * _ELEMENT + bonded.sum(axis=1).clip(max=_ELEMENT - 1)
+        return np.unique(np.where(metal, counted, (around << _THREE_BITS).sum(axis=1)))
 
     def graph(self, atomic_numbers: np.ndarray) -> int:
         """Hash a molecular graph, independent of atom order and geometry (Weisfeiler and Leman)."""
@@ -129,9 +132,9 @@ def described(environment: int) -> str:
     if environment < _NONMETAL:
         element, count = divmod(environment, _ELEMENT)
         return f"{chemical_symbols[element]} with {count} neighbour{'s' * (count != 1)}"
-    symbols = [chemical_symbols[z] for z in NONMETALS]
+    symbols = [*(chemical_symbols[z] for z in NONMETALS), "a metal"]
     around = [symbol for k, symbol in enumerate(symbols) for _ in range(environment >> 3 * k & 7)]
-    return f"{symbols[environment // _NONMETAL - 1]} bonded to {', '.join(around) or 'no nonmetal'}"
+    return f"{symbols[environment // _NONMETAL - 1]} bonded to {', '.join(around) or 'nothing'}"
 
 
 def filled(environments: np.ndarray) -> np.ndarray:

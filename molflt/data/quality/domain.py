@@ -14,8 +14,9 @@ A structure is outside if one of its features does not occur, whatever the geome
 The other part of the rule is geometric and needs a neighbour list. A structure is also outside if
 
 * two near atoms are at a distance that does not occur, within a margin, for their elements;
-* a nonmetal is bonded to other nonmetals than any atom of its element, as in a functional group that does not occur;
-* another atom has more or fewer neighbours than any of its element;
+* a nonmetal is bonded to others than any atom of its element, as in a functional group that does not occur, or to a
+  metal or none as no such atom is;
+* a metal atom has more or fewer neighbours than any of its element;
 * a part is further from the rest than any part of any structure, as when a molecule leaves a surface;
 * a part of a molecule with an odd number of electrons is, as when a bond breaks, over the sum of covalent radii;
 * its bonds are on average shorter or longer, over the sums of covalent radii, than in all but a thousandth, by 2 %,
