@@ -6,6 +6,7 @@ the shares found, each rule with the intervals of the others, to docs/results/fg
 
     molflt train small data.train=size-train.lmdb data.val=size-test.lmdb trainer.max_epochs=10 seed=0 --out size-0
     python -m scripts.tools.fg.outside size=size-0,size-1 Zn=Zn-0,Zn-1
+    python -m scripts.tools.fg.outside --test amidines=amidines-0,amidines-1     # of the intervals that the file has
     python -m scripts.tools.tables
 
 ``scripts.benchmarks.accuracy_data.split`` writes the files of a rule; the shipped numbers have 20 epochs for size.
@@ -55,11 +56,12 @@ def extended(known: Uncertainty, errors: Errors) -> Uncertainty:
     return known.model_copy(update={"outside": multiples, "outside_floor": floor})
 
 
-def rows(errors: Errors, known: Uncertainty) -> list[dict[str, Any]]:
-    """Errors by rule, and the shares inside the intervals that the other rules add to those known."""
+def rows(errors: Errors, known: Uncertainty, test: bool) -> list[dict[str, Any]]:
+    """Errors by rule, and the shares inside the intervals known, or in those with what the other rules add."""
     found = []
     for rule, (error, spread) in errors.items():
-        measured = extended(known, {other: of for other, of in errors.items() if other != rule})
+        others = {other: of for other, of in errors.items() if other != rule}
+        measured = known if test else extended(known, others)
         one, wide = (measured.half_width(spread, level, outside=True) for level in (ONE_SIGMA, WIDE))
         shares = [float((error <= widths).mean()) for widths in (one, wide)]
         values = (len(error), error.mean(), np.median(error), np.sqrt((error**2).mean()), one.mean(), *shares)
@@ -69,6 +71,9 @@ def rows(errors: Errors, known: Uncertainty) -> list[dict[str, Any]]:
 
 def main(
     runs: Annotated[list[str], typer.Argument(help="RULE=RUN,RUN: models trained without what the rule holds out.")],
+    test: Annotated[
+        bool, typer.Option("--test", help="Judge the intervals of the model's file, and keep them.")
+    ] = False,
 ) -> None:
     """Write the intervals to the model's file, and the shares to its numbers."""
     errors = {rule: errors_outside(rule, paths.split(",")) for rule, _, paths in (one.partition("=") for one in runs)}
@@ -76,14 +81,20 @@ def main(
     members = load_members(str(path))
     known = members[0].metadata.uncertainty
     assert known is not None
-    known = extended(known, errors)
-    save_models(path, calibrated(members, known))
-    new = rows(errors, known)
-    for level, share in ((ONE_SIGMA, "inside_68"), (WIDE, "inside_95")):
+    if not test:
+        known = extended(known, errors)
+        save_models(path, calibrated(members, known))
+    new = rows(errors, known, test)
+    for level, share in () if test else ((ONE_SIGMA, "inside_68"), (WIDE, "inside_95")):
         formula = f"{known.outside[LEVELS.index(level)]:.2f} × (s + {known.outside_floor:.3f} eV)"
         mean = float(np.mean([row[share] for row in new if row["by"] == "outside"]))
         new.append({"by": "uncertainty", "of": f"{level:.1%}, outside", "n": formula, "inside_68": mean})
-    old = [row for row in results.read(results.ROOT / NUMBERS) if "outside" not in row["by"] + row["of"]]
+    kept = results.read(results.ROOT / NUMBERS)
+    mine = [
+        (row["by"] == "outside" and row["of"] in errors) if test else "outside" in row["by"] + row["of"]
+        for row in kept
+    ]
+    old = [row for row, is_mine in zip(kept, mine, strict=True) if not is_mine]
     measured_here = results.provenance({"data": "divisions of fg"})
     results.write(results.ROOT / NUMBERS, [*old, *(row | measured_here for row in new)], list(old[0]), digits=6)
     typer.echo(results.markdown(list(COLUMNS), [[results.text(row.get(name)) for name in COLUMNS] for row in new]))
