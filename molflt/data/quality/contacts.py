@@ -161,7 +161,7 @@ class Look(NamedTuple):
         graph: the same for all geometries of a molecule.
         gap: Å, between a part and the rest.
         rupture: the same of a part of a molecule with an odd number of electrons, over the sum of covalent radii.
-        strain: see :class:`molflt.data.quality.leaks.Contacts`.
+        strain: see :class:`Contacts`.
     """
 
     sight: Sight
