@@ -258,3 +258,6 @@ def _finish(folder: Path, n_parts: int, content: dict[str, Any]) -> None:
         remove_leftovers(folder, [MANIFEST, UNFINISHED])
         for leftover in folder.glob(".*.partial"):
             shutil.rmtree(leftover, ignore_errors=True)
+        # Of processes that were killed once their shard had its name.
+        for claim in folder.glob(".[0-9]*.lock"):
+            claim.unlink(missing_ok=True)
