@@ -200,7 +200,7 @@ class Plan:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What models must agree on to share a layout."""
+        """Properties that models must agree on to share a layout."""
         return self.cutoff, self.wide, self.far and (self.far.way, self.far.dense), self.charges
 
     @staticmethod
@@ -212,7 +212,7 @@ class Plan:
         """
         if len({plan.kind for plan in plans}) > 1:
             raise InputError(
-                "members of several kinds (cutoff, far field, charges) move no atoms; predict takes them"
+                "a calculator cannot use members of several kinds (cutoff, far field, charges); predict can"
             )
         far = [plan.far for plan in plans if plan.far is not None]
         return replace(plans[0], far=FarPlan.covering(far)) if far else plans[0]

@@ -14,8 +14,8 @@ A structure is outside if one of its features does not occur, whatever the geome
 The other part of the rule is geometric and needs a neighbour list. A structure is also outside if
 
 * two near atoms are at a distance that does not occur, within a margin, for their elements;
-* a nonmetal is bonded to others than any atom of its element, as in a functional group that does not occur, or to a
-  metal or none as no such atom is;
+* a nonmetal is bonded to other nonmetals than any atom of its element, as in a functional group that does not occur;
+  being bonded to a metal counts as well, but not to how many;
 * a metal atom has more or fewer neighbours than any of its element;
 * a part is further from the rest than any part of any structure, as when a molecule leaves a surface;
 * a part of a molecule with an odd number of electrons is, as when a bond breaks, over the sum of covalent radii;
