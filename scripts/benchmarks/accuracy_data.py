@@ -110,10 +110,13 @@ def split(name: str, fold: int, folder: Path, most: int | None = None) -> Split:
     label = f"{name}-{fold}" if most is None else f"{name}-{fold}-{most}"
     train, test = folder / f"{label}-train.lmdb", folder / f"{label}-test.lmdb"
     if data.rule:
-        for path, structures in zip((train, test), fg_splits.divide(data.rule), strict=True):
+        training, held_out = fg_splits.divide(data.rule)
+        parts = fg_splits.judged(data.rule, held_out)
+        files = {part: folder / f"{label}-{part.replace(' ', '')}.lmdb" for part in parts}
+        for path, structures in ((train, training), *((files[part], parts[part]) for part in parts)):
             if not path.exists():
                 write(path, structures, range(len(structures))[:most])
-        return Split(str(train), {"test": str(test)}, "y_relaxed")
+        return Split(str(train), {part: str(path) for part, path in files.items()}, "y_relaxed")
     write_missing(data, (train, test), lambda n: divide(n, fold, data.n_folds), most)
     return Split(str(train), {"test": str(test)}, "energy")
 

@@ -1,4 +1,4 @@
-"""Divisions of the FG set by metal, group, molecule and size, and its four folds.
+"""Divisions of the FG set by metal, group, molecule and size, its four folds, and the folds within those.
 
 All of slices 1 to 4 that a rule does not hold out is trained on.
 """
@@ -6,6 +6,7 @@ All of slices 1 to 4 that a rule does not hold out is trained on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 
 from torch_geometric.data import Data
 
@@ -23,6 +24,10 @@ MOLECULES = (
 MOST_ATOMS = 9
 """Of an adsorbate that is trained on, in the division by size."""
 
+SLICES = "1234"
+PAIRS = {f"slices{first}{second}": first + second for first, second in combinations(SLICES, 2)}
+"""Slices that are trained on when the other two are held out, which a nested cross-validation chooses by."""
+
 Rule = Callable[[Data], bool]
 
 
@@ -30,12 +35,17 @@ def _text(field: str, value: str) -> Rule:
     return lambda data: bool(data[field] == value)
 
 
+def _not_in(slices: str) -> Rule:
+    return lambda data: data["slice"] not in slices
+
+
 RULES: dict[str, Rule] = {
     **{metal: _text("metal", metal) for metal in METALS},
     **{group.replace("_", "-"): _text("group", group) for group in GROUPS},
     "molecules": lambda data: data.molecule in MOLECULES,
     "size": lambda data: int((data.tags == TAG_ADSORBATE).sum()) > MOST_ATOMS,
-    **{f"slice{number}": _text("slice", str(number)) for number in (1, 2, 3, 4)},
+    **{f"slice{number}": _text("slice", number) for number in SLICES},
+    **{pair: _not_in(slices) for pair, slices in PAIRS.items()},
 }
 """Rules that say if a structure is held out, by the name of the division."""
 
@@ -45,3 +55,14 @@ def divide(name: str) -> tuple[list[Data], list[Data]]:
     everything = [data for part in ("train", "val") for data in LmdbDataset(resolve_path(f"bundled:fg/{part}.lmdb"))]
     held_out = RULES[name]
     return [data for data in everything if not held_out(data)], [data for data in everything if held_out(data)]
+
+
+def judged(name: str, held_out: list[Data]) -> dict[str, list[Data]]:
+    """Parts of what a rule holds out that are judged one by one: the slices that are not of a pair, else all."""
+    if name not in PAIRS:
+        return {"test": held_out}
+    return {
+        f"slice {number}": [data for data in held_out if data["slice"] == number]
+        for number in SLICES
+        if number not in PAIRS[name]
+    }
