@@ -39,6 +39,7 @@ from molflt.prediction.evaluate import evaluate
 from molflt.training.run import train
 from molflt.training.run_dir import read_records
 from scripts import results
+from scripts.benchmarks import fg_splits
 from scripts.benchmarks.accuracy_data import DATA_SETS, Split, available, split
 from scripts.benchmarks.accuracy_peers import PEERS, train_peer
 from scripts.benchmarks.accuracy_rows import VARIANTS, ProcessorTime, callbacks, run_config
@@ -97,7 +98,11 @@ def table(data: str, group: str = "", rows: list[results.Row] | None = None) -> 
 
 def divisions(rows: list[results.Row] | None = None) -> str:
     """Markdown of the divisions of the FG set: a row for each, one column for a model, of 20 epochs or as said."""
-    mine = [row for row in (results.read(KEPT) if rows is None else rows) if DATA_SETS[row["set"]].rule]
+    mine = [
+        row
+        for row in (results.read(KEPT) if rows is None else rows)
+        if DATA_SETS[row["set"]].rule not in ("", *fg_splits.PAIRS)
+    ]
     columns: dict[str, dict[str, list[float]]] = {}
     order = [*VARIANTS, MEAN, *ROWS]
     for row in sorted(mine, key=lambda row: (order.index(row["model"]), float(row["epochs"] or 0))):
@@ -110,6 +115,45 @@ def divisions(rows: list[results.Row] | None = None) -> str:
         if any(data in errors for errors in columns.values())
     ]
     return results.markdown(["MAE, eV", *columns], cells)
+
+
+def nested(rows: list[results.Row] | None = None) -> str:
+    """Markdown of a cross-validation of the FG set that is nested: three slices choose the epochs, the fourth judges.
+
+    A choice has the mean error of three models, each trained on two of the three slices and judged on the third. The
+    error of the fourth slice is that of one model, trained on all three for as long as was chosen.
+    """
+    mine = [row for row in (results.read(KEPT) if rows is None else rows) if row["model"] == "flt"]
+    tried = sorted({row["epochs"] for row in mine if DATA_SETS[row["set"]].rule in fg_splits.PAIRS}, key=int)
+    # Slice 1 is also the val of the bundled division.
+    mine = [row | {"set": "fg-slice1", "split": "test"} if row["set"] == "fg" else row for row in mine]
+
+    def error(data: str, split: str, epochs: str) -> float:
+        found = results.find(mine, set=f"fg-{data}", split=split, epochs=epochs, seed=0)
+        return float(found["mae"]) if found else np.nan
+
+    cells, judged = [], []
+    for kept_apart in fg_splits.SLICES:
+        inner = [
+            np.mean([error(pair, f"slice {third}", epochs) for pair, third in _inner(kept_apart)]) for epochs in tried
+        ]
+        if not tried or np.isnan(inner).any():
+            continue
+        chosen = tried[int(np.argmin(inner))]
+        judged.append(error(f"slice{kept_apart}", "test", chosen))
+        cells.append([kept_apart, *(f"{one:.4f}" for one in inner), chosen, f"{judged[-1]:.4f}"])
+    cells.append(["mean", *len(tried) * [""], "", mean_and_spread(judged)])
+    head = ["slice", *(f"the other three, {epochs} epochs" for epochs in tried), "chosen", "MAE, eV"]
+    return results.markdown(head, cells)
+
+
+def _inner(kept_apart: str) -> list[tuple[str, str]]:
+    """Pairs of slices to train on without one that is kept apart, each with the third."""
+    return [
+        (pair, next(number for number in fg_splits.SLICES if number not in slices + kept_apart))
+        for pair, slices in fg_splits.PAIRS.items()
+        if kept_apart not in slices
+    ]
 
 
 def mean_and_spread(values: list[float]) -> str:
@@ -263,6 +307,7 @@ def main() -> None:
         print(f"\n{data}, {DATA_SETS[data].unit}\n\n{table(data, rows=rows)}", end="")
     if any(DATA_SETS[row["set"]].rule for row in rows):
         print(f"\ndivisions of the FG set\n\n{divisions(rows)}", end="")
+        print(f"\nnested cross-validation of the FG set\n\n{nested(rows)}", end="")
 
 
 if __name__ == "__main__":

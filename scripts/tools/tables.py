@@ -1,11 +1,11 @@
 """Write every table of the pages under docs, and of some others, from its CSV.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is ``accuracy SET [GROUP]``,
-``acetylacetone``, ``adsorb_guesses``, ``compare_attention``, ``divisions``, ``fg VIEW``, ``house``, ``loader``,
-``organic VIEW`` or ``speed VIEW [KIND DIRECTION]``, which have layouts of their own, or the path of a CSV below docs,
-without its ending. Such a CSV is printed as it is, without the columns that say how a row was measured. With
-``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is turned about: one row for each value of some
-columns, one column for each value of another.
+``acetylacetone``, ``adsorb_guesses``, ``adsorb_intervals``, ``compare_attention``, ``divisions``, ``fg VIEW``,
+``house``, ``loader``, ``nested``, ``organic VIEW`` or ``speed VIEW [KIND DIRECTION]``, which have layouts of their
+own, or the path of a CSV below docs, without its ending. Such a CSV is printed as it is, without the columns that
+say how a row was measured. With ``rows=COLUMN,COLUMN across=COLUMN value=COLUMN`` behind the path it is turned
+about: one row for each value of some columns, one column for each value of another.
 
     python -m scripts.tools.tables               # writes the pages
     python -m scripts.tools.tables --check       # exit status 1 if a page is not what the CSV files say
@@ -35,8 +35,10 @@ LAYOUTS: dict[str, Callable[..., str]] = {
     "accuracy": accuracy.table,
     "acetylacetone": acetylacetone.table,
     "adsorb_guesses": adsorb_guesses.table,
+    "adsorb_intervals": adsorb_guesses.intervals,
     "compare_attention": compare_attention.table,
     "divisions": accuracy.divisions,
+    "nested": accuracy.nested,
     "fg": ship.table,
     "house": house.table,
     "loader": loader.table,
