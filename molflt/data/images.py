@@ -1,8 +1,10 @@
-"""Periodic images: nearest images, unwrapped molecules, and separated fragments."""
+"""Periodic images: nearest images, unwrapped molecules, separated fragments, and two adsorbates on one slab."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from torch_geometric.data import Data
 
 from molflt.data.quality.extents import check_extents, open_directions
 from molflt.errors import InputError
-from molflt.vocabulary import TARGETS
+from molflt.vocabulary import TAG_ADSORBATE, TARGETS
 
 
 def nearest_image(
@@ -122,6 +124,111 @@ def in_cell(member: Data, gaps: np.ndarray, random: np.random.Generator) -> Data
     data.cell = torch.from_numpy(np.diag(np.ptp(positions, axis=0) + gaps))[None]
     data.pbc = torch.ones((1, 3), dtype=torch.bool)
     return data
+
+
+BESIDE = (3.2, 5.5)
+"""Å, from an adsorbate to the next on one slab: with no bond between them, and within reach of a local model."""
+_SAME_PLACE = 0.2
+"""Å by which an atom of a slab may miss the place of the next when a lattice translation takes it there."""
+
+
+def translations(slab: Data) -> np.ndarray:
+    """Lattice translations of a slab within its cell, (n, 3) Å; the first is zero. An adsorbate is left out."""
+    chosen = (slab.tags != TAG_ADSORBATE).numpy()
+    positions, numbers = slab.positions.numpy()[chosen], slab.atomic_numbers.numpy()[chosen]
+    found = positions[numbers == numbers[0]] - positions[0]
+    # From each atom, moved, to every atom of its element.
+    between = positions[:, None] + found[:, None, None] - positions
+    _, lengths = shortest_images(between.reshape(-1, 3), slab.cell[0].numpy(), slab.pbc[0].numpy())
+    lengths = np.where(numbers[:, None] == numbers, lengths.reshape(between.shape[:-1]), np.inf)
+    return np.asarray(found[lengths.min(axis=2).max(axis=1) < _SAME_PLACE])
+
+
+@dataclass(frozen=True)
+class OneSlab:
+    """The slab of a structure with its own adsorbate and that of another structure beside it.
+
+    Attributes:
+        first: structure with the slab.
+        second: structure with the same slab.
+        moves: (n, 3) Å, lattice translations of the slab, from :func:`translations`.
+        doubled: make the cell twice as long, along the shorter lattice vector in the surface.
+    """
+
+    first: Data
+    second: Data
+    moves: np.ndarray
+    doubled: bool
+
+    @property
+    def n_atoms(self) -> int:
+        """Number of atoms."""
+        n_other, n_own = (int((data.tags == TAG_ADSORBATE).sum()) for data in (self.second, self.first))
+        return len(self.first.tags) + n_other + self.doubled * (len(self.first.tags) - n_own)
+
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Translations of the second adsorbate, (n, 3) Å, and its distance from the first after each, (n,) Å."""
+        moves, cell = self.moves, self.first.cell[0].numpy().copy()
+        if self.doubled:
+            shorter = _shorter(self.first)
+            moves = np.concatenate([moves, moves + cell[shorter]])
+            cell[shorter] *= 2
+        own, others = (data.positions.numpy()[data.tags == TAG_ADSORBATE] for data in (self.first, self.second))
+        return moves, _gaps(others + moves[:, None], own, cell, self.first.pbc[0].numpy())
+
+    @property
+    def fits(self) -> bool:
+        """True if the second adsorbate has a place :data:`BESIDE` the first."""
+        return bool(_beside(self.places()[1]).any())
+
+    def filled(self, random: np.random.Generator) -> Data:
+        """Put the second adsorbate at one of the places, at random, or else as far from the first as it goes.
+
+        Energies are added.
+        """
+        first, second = self.first, self.second
+        moves, gaps = self.places()
+        fitting = np.flatnonzero(_beside(gaps) if self.fits else gaps == gaps.max())
+        parts = [(first, torch.ones_like(first.tags, dtype=torch.bool), torch.zeros(3))]
+        data = first.clone()
+        if self.doubled:
+            shorter = _shorter(first)
+            parts.append((first, first.tags != TAG_ADSORBATE, first.cell[0, shorter]))
+            data.cell[0, shorter] *= 2
+        parts.append((second, second.tags == TAG_ADSORBATE, torch.from_numpy(moves[random.choice(fitting)])))
+        for name in ("atomic_numbers", "tags", "fixed"):
+            data[name] = torch.cat([part[name][chosen] for part, chosen, _ in parts])
+        for name in {"positions", "positions_relaxed"} & set(first.keys()):
+            moved = torch.cat([part[name][chosen] + shift for part, chosen, shift in parts])
+            data[name] = moved.to(first[name].dtype)
+        data.num_nodes = len(data.tags)
+        for target in TARGETS:
+            if target in data:
+                data[target] = first[target] + second[target]
+        return data
+
+
+def _shorter(slab: Data) -> int:
+    """Index of the shorter of the first two lattice vectors, which lie in the surface."""
+    return int(slab.cell[0, :2].norm(dim=1).argmin().item())
+
+
+def _gaps(placed: np.ndarray, others: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
+    """Distance from atoms, (n_places, n_atoms, 3) Å, to the nearest image of others at each place, (n_places,) Å."""
+    reduced, _ = minkowski_reduce(complete_cell(cell), pbc)
+    inverse = np.linalg.inv(reduced)
+
+    def wrapped(positions: np.ndarray) -> np.ndarray:
+        fractions = positions @ inverse
+        return np.asarray(fractions - np.floor(fractions) * pbc)
+
+    steps = np.array(list(product(*((-1, 0, 1) if periodic else (0,) for periodic in pbc))))
+    images = (wrapped(others)[:, None] + steps).reshape(-1, 3) @ reduced
+    return np.asarray(cdist((wrapped(placed) @ reduced).reshape(-1, 3), images).reshape(len(placed), -1).min(axis=1))
+
+
+def _beside(gaps: np.ndarray) -> np.ndarray:
+    return (gaps >= BESIDE[0]) & (gaps <= BESIDE[1])
 
 
 def at_distance(fixed: np.ndarray, moved: np.ndarray, direction: np.ndarray, gap: float) -> np.ndarray:

@@ -18,6 +18,7 @@ from torch_geometric.data import Batch
 from molflt.data.batch import AtomBudgetSampler
 from molflt.data.cache import open_large
 from molflt.data.dataset import StructureDataset, SubsetDataset
+from molflt.data.quality.occurrence import ON_SURFACE
 from molflt.data.quality.screen import ALONE, Crew, Screening
 from molflt.errors import InputError
 from molflt.files import resolve_path
@@ -31,6 +32,7 @@ from molflt.training.training_structures import (
     DimerDataset,
     NeighbourDataset,
     NoisyDataset,
+    PairedDataset,
     Prepared,
     SeparatedDataset,
     dimers_of,
@@ -53,7 +55,7 @@ class EnergyDataModule(lightning.LightningDataModule):
         training_set: what the training structures and their labels are like.
         forces: whether forces are learnt.
         noisy: whether noise is added to the training structures.
-        separation: compositions of distant molecules for each training structure.
+        separation: compositions of distant molecules, or pairs of adsorbates, for each training structure.
         skipped: what cannot be used and was left out, by the name of the set.
         mad: mean absolute deviation of the labels, less reference energies where there are any, eV, by validation
             split.
@@ -136,8 +138,8 @@ class EnergyDataModule(lightning.LightningDataModule):
         config = self.config
         dataset: Prepared
         if self.noisy:
-            noise = (config.loss.noise_std, config.seed, 0)
-            dataset = NoisyDataset(self.train_structures, config.model, self.kept, *noise)
+            what = (self.train_structures, config.model, self.kept, config.loss.noise_std, config.seed, 0)
+            dataset = PairedDataset(*what, self.separation) if self.separation else NoisyDataset(*what)
         else:
             dataset = self._prepared
             if self.separation:
@@ -163,14 +165,17 @@ class EnergyDataModule(lightning.LightningDataModule):
         asked, found = self.config.loss.separation, self.training_set
         if asked == 0:
             return 0.0
-        additive = found.isolated and not found.charged and found.statistics.kind == "element" and not found.relaxed
+        molecules = found.isolated and not found.charged and found.statistics.kind == "element" and not found.relaxed
+        adsorbates = self.noisy and found.domain.kinds == [ON_SURFACE] and self.config.model.read_out != "all"
         if asked == "auto":
-            return SHARE if additive and not self.forces and not self.config.data.allow_charged else 0.0
-        if not additive:
+            molecules = molecules and not self.forces and not self.config.data.allow_charged
+            return SHARE if molecules or adsorbates else 0.0
+        if not molecules and not adsorbates:
             raise InputError(
                 f"{self.config.data.train}: loss.separation needs isolated, neutral structures without relaxed "
-                "positions, and reference energies of elements (data.target=energy or data.standardise=element), so "
-                "that energies add up; set loss.separation=auto or 0"
+                "positions, and reference energies of elements (data.target=energy or data.standardise=element), or "
+                "adsorbates with relaxed positions (data.target=y_relaxed), so that energies add up; set "
+                "loss.separation=auto or 0"
             )
         return float(asked)
 

@@ -133,10 +133,8 @@ def train(
             f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
         )
         if data.separation:
-            say(
-                f"augmentation: {data.separation:g} combinations of separated molecules per structure; "
-                "loss.separation=0 disables it"
-            )
+            what = "pairs of adsorbates on one slab" if data.noisy else "combinations of separated molecules"
+            say(f"augmentation: {data.separation:g} {what} per structure; loss.separation=0 disables it")
         if config.loss.force_weight == "auto":
             weight = data.training_set.force_weight("auto", config.loss.squared)
             say(
@@ -199,8 +197,8 @@ def _model(
     elif model_config.read_out == "contact":
         # A mean for each structure would be counted once, however large the adsorbate.
         statistics = replace(statistics, mean=0.0)
-    if statistics.mean and data.separation:
-        say(f"{config.init.model} adds a mean to each structure, which does not add up: no loss.separation")
+    if data.separation and (statistics.mean or (data.noisy and model_config.read_out != "contact")):
+        say(f"{config.init.model} gives each structure or slab an energy that does not add up: no loss.separation")
         data.separation = 0.0
     model.standardiser.load_statistics(statistics)
     training_data = TrainingData(
