@@ -11,6 +11,7 @@ import torch
 from ase.geometry import complete_cell, find_mic, minkowski_reduce
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree
+from scipy.spatial import KDTree
 from scipy.spatial.distance import cdist
 from scipy.spatial.transform import Rotation
 from torch_geometric.data import Data
@@ -134,14 +135,22 @@ _SAME_PLACE = 0.2
 
 def translations(slab: Data) -> np.ndarray:
     """Lattice translations of a slab within its cell, (n, 3) Å; the first is zero. An adsorbate is left out."""
-    chosen = (slab.tags != TAG_ADSORBATE).numpy()
+    chosen, pbc = (slab.tags != TAG_ADSORBATE).numpy(), slab.pbc[0].numpy()
     positions, numbers = slab.positions.numpy()[chosen], slab.atomic_numbers.numpy()[chosen]
+    cell = complete_cell(slab.cell[0].numpy())
     found = positions[numbers == numbers[0]] - positions[0]
-    # From each atom, moved, to every atom of its element.
-    between = positions[:, None] + found[:, None, None] - positions
-    _, lengths = shortest_images(between.reshape(-1, 3), slab.cell[0].numpy(), slab.pbc[0].numpy())
-    lengths = np.where(numbers[:, None] == numbers, lengths.reshape(between.shape[:-1]), np.inf)
-    return np.asarray(found[lengths.min(axis=2).max(axis=1) < _SAME_PLACE])
+    moved, at = (_wrapped(each, np.linalg.inv(cell), pbc) for each in (positions + found[:, None], positions))
+    _, nearest = KDTree(at, boxsize=pbc.astype(float)).query(moved)
+    missed = moved - at[nearest]
+    missed = np.linalg.norm((missed - np.round(missed) * pbc) @ cell, axis=-1)
+    return np.asarray(found[((missed < _SAME_PLACE) & (numbers[nearest] == numbers)).all(axis=1)])
+
+
+def _wrapped(positions: np.ndarray, inverse: np.ndarray, pbc: np.ndarray) -> np.ndarray:
+    """Fractional coordinates from 0 to 1 where the structure is periodic."""
+    fractions = positions @ inverse
+    # Rounding may take a small negative number to 1.
+    return np.asarray(np.where(pbc, fractions % 1.0 % 1.0, fractions))
 
 
 @dataclass(frozen=True)
@@ -216,15 +225,10 @@ def _shorter(slab: Data) -> int:
 def _gaps(placed: np.ndarray, others: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
     """Distance from atoms, (n_places, n_atoms, 3) Å, to the nearest image of others at each place, (n_places,) Å."""
     reduced, _ = minkowski_reduce(complete_cell(cell), pbc)
-    inverse = np.linalg.inv(reduced)
-
-    def wrapped(positions: np.ndarray) -> np.ndarray:
-        fractions = positions @ inverse
-        return np.asarray(fractions - np.floor(fractions) * pbc)
-
+    at, around = (_wrapped(each, np.linalg.inv(reduced), pbc) for each in (placed, others))
     steps = np.array(list(product(*((-1, 0, 1) if periodic else (0,) for periodic in pbc))))
-    images = (wrapped(others)[:, None] + steps).reshape(-1, 3) @ reduced
-    return np.asarray(cdist((wrapped(placed) @ reduced).reshape(-1, 3), images).reshape(len(placed), -1).min(axis=1))
+    images = (around[:, None] + steps).reshape(-1, 3) @ reduced
+    return np.asarray(cdist((at @ reduced).reshape(-1, 3), images).reshape(len(placed), -1).min(axis=1))
 
 
 def _beside(gaps: np.ndarray) -> np.ndarray:

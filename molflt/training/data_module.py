@@ -32,7 +32,6 @@ from molflt.training.training_structures import (
     DimerDataset,
     NeighbourDataset,
     NoisyDataset,
-    PairedDataset,
     Prepared,
     SeparatedDataset,
     dimers_of,
@@ -138,8 +137,8 @@ class EnergyDataModule(lightning.LightningDataModule):
         config = self.config
         dataset: Prepared
         if self.noisy:
-            what = (self.train_structures, config.model, self.kept, config.loss.noise_std, config.seed, 0)
-            dataset = PairedDataset(*what, self.separation) if self.separation else NoisyDataset(*what)
+            noise = (config.loss.noise_std, config.seed, 0)
+            dataset = NoisyDataset(self.train_structures, config.model, self.kept, *noise, self.separation)
         else:
             dataset = self._prepared
             if self.separation:

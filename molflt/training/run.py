@@ -133,7 +133,7 @@ def train(
             f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
         )
         if data.separation:
-            what = "pairs of adsorbates on one slab" if data.noisy else "combinations of separated molecules"
+            what = "pairs of adsorbates on equal slabs" if data.noisy else "combinations of separated molecules"
             say(f"augmentation: {data.separation:g} {what} per structure; loss.separation=0 disables it")
         if config.loss.force_weight == "auto":
             weight = data.training_set.force_weight("auto", config.loss.squared)

@@ -32,10 +32,8 @@ _ON_THE_WAY = 0.5
 _SHIFT, _TURN = 0.2, 10.0
 """Å and degrees, standard deviations of the motion of the whole adsorbate at its strongest."""
 SHARE = 0.2
-"""Compositions for each structure of the training set, unless told otherwise."""
-PAIRED = 0.25
-"""Pairs of adsorbates for each structure of a training set, unless told otherwise."""
-_MOST_SEARCHED, _PARTNERS = 20_000, 5
+"""Compositions, or pairs of adsorbates, for each structure of the training set, unless told otherwise."""
+_MOST_SEARCHED, _PARTNERS = 5_000, 5
 """Structures among which pairs are looked for, and how many are tried with one."""
 NEAREST, FURTHEST = 5.5, 40.0
 """Å, between the nearest atoms of two molecules."""
@@ -94,89 +92,6 @@ class NeighbourDataset(Dataset[Data]):
         return data
 
 
-class NoisyDataset(NeighbourDataset):
-    """Structures as given and on their way to the relaxed positions, with noise (Noisy Nodes).
-
-    Godwin et al. 2021, arXiv 2106.07971, §4. Of a structure every second epoch, at random, has the given positions;
-    the others have a point between given and relaxed. Then the adsorbate is shifted and turned as a whole a little,
-    and every atom gets Gaussian noise. The displacement left to the relaxed positions stays the target of the
-    auxiliary head, and the energy stays that of the relaxed structure. The noise of a structure depends on seed,
-    epoch and index alone. Fixed atoms stay where they are, and the relaxed positions are kept. ``noise_std`` is in Å.
-    """
-
-    def __init__(
-        self,
-        structures: StructureDataset,
-        model: ModelConfig,
-        kept: Collection[str],
-        noise_std: float,
-        seed: int,
-        epoch: int,
-    ) -> None:
-        super().__init__(structures, model, (*kept, "positions_relaxed"))
-        self.noise_std, self.seed, self.epoch = noise_std, seed, epoch
-        self.cached = False
-
-    def _moved(self, data: Data, index: int) -> Data:
-        random = np.random.default_rng([self.seed, self.epoch, index])
-        along = random.uniform() if random.uniform() < _ON_THE_WAY else 0.0
-        given, fixed = data.positions.numpy(), data.fixed.numpy()
-        moved = given + along * (data.positions_relaxed.numpy() - given)
-        adsorbate = np.flatnonzero((data.tags.numpy() == TAG_ADSORBATE) & ~fixed)
-        if 0 < len(adsorbate) < len(moved):
-            strength = random.uniform()
-            arms = unwrap(moved[adsorbate], data.cell[0].numpy(), data.pbc[0].numpy())
-            arms = arms - arms.mean(axis=0)
-            turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True).as_matrix()
-            shift = random.normal(scale=strength * _SHIFT, size=3)
-            moved[adsorbate] += arms @ turn.T - arms + shift
-        moved += random.normal(scale=self.noise_std, size=moved.shape)
-        moved[fixed] = given[fixed]
-        data.positions = torch.from_numpy(moved)
-        return data
-
-
-class PairedDataset(NoisyDataset):
-    """Noisy structures, and behind them pairs of their adsorbates on one slab.
-
-    An atom's share of an adsorption energy depends on its surroundings, and training shows no larger ones than those
-    of the largest adsorbate: on larger adsorbates the errors of all shares add up. So training sees adsorbates in
-    each other's company, too, not bonded, with the sum of their energies. What two of them 3.2 to 5.5 Å apart
-    exchange is neglected. A pair has another place and other noise in every epoch.
-
-    Args:
-        share: pairs for each structure; fewer are made where few structures have the same slab.
-    """
-
-    def __init__(
-        self,
-        structures: StructureDataset,
-        model: ModelConfig,
-        kept: Collection[str],
-        noise_std: float,
-        seed: int,
-        epoch: int,
-        share: float,
-    ) -> None:
-        super().__init__(structures, model, kept, noise_std, seed, epoch)
-        self._pairs = _pairs(structures, share, seed)
-        self.n_atoms = np.concatenate([self.n_atoms, [pair.n_atoms for pair in self._pairs]]).astype(
-            self.n_atoms.dtype
-        )
-
-    def __len__(self) -> int:
-        return len(self.n_atoms)
-
-    def __getitem__(self, index: int) -> Data:
-        if index < len(self.structures):
-            return super().__getitem__(index)
-        pair = self._pairs[index - len(self.structures)]
-        first, second = (self._moved(self.labelled(k), k) for k in (pair.first, pair.second))
-        random = np.random.default_rng([self.seed, self.epoch, index])
-        data = OneSlab(first, second, pair.moves, pair.doubled).filled(random)
-        return attach_neighbours(data, self.model.neighbour_cutoff, self.model.all_pairs_if_isolated)
-
-
 class _Pair(NamedTuple):
     """Places of two structures with the same slab, its lattice translations, and whether the pair needs two cells."""
 
@@ -198,7 +113,7 @@ def _pairs(structures: StructureDataset, share: float, seed: int) -> list[_Pair]
             parts = data.atomic_numbers[slab], data.cell.round(decimals=1) + 0.0, data.positions[slab].round() + 0.0
             groups.setdefault(tuple(part.numpy().tobytes() for part in parts), {})[k] = data
     found: list[_Pair] = []
-    for group in groups.values():
+    for group in (group for group in groups.values() if len(group) > 1):
         moves = translations(next(iter(group.values())))
         for first in random.choice(list(group), size=round(share * len(group))).tolist():
             others = [k for k in random.choice(list(group), size=_PARTNERS).tolist() if k != first]
@@ -208,6 +123,73 @@ def _pairs(structures: StructureDataset, share: float, seed: int) -> list[_Pair]
                     found.append(_Pair(first, second, moves, doubled, both.n_atoms))
                     break
     return found
+
+
+class NoisyDataset(NeighbourDataset):
+    """Structures as given and on their way to the relaxed positions, with noise (Noisy Nodes).
+
+    Godwin et al. 2021, arXiv 2106.07971, §4. Of a structure every second epoch, at random, has the given positions;
+    the others have a point between given and relaxed. Then the adsorbate is shifted and turned as a whole a little,
+    and every atom gets Gaussian noise. The displacement left to the relaxed positions stays the target of the
+    auxiliary head, and the energy stays that of the relaxed structure. The noise of a structure depends on seed,
+    epoch and index alone. Fixed atoms stay where they are, and the relaxed positions are kept.
+
+    Behind them are **pairs** of adsorbates on one slab. An atom's share of an adsorption energy depends on its
+    surroundings, and no adsorbate has larger ones than the largest in training: beyond, the errors of all shares add
+    up. So training sees adsorbates in each other's company, too, not bonded, with the sum of their energies. What two
+    of them 3.2 to 5.5 Å apart exchange is neglected. A pair has another place and other noise in every epoch.
+
+    Args:
+        noise_std: standard deviation of the noise, Å.
+        share: pairs for each structure; fewer are made where few structures have the same slab.
+    """
+
+    def __init__(
+        self,
+        structures: StructureDataset,
+        model: ModelConfig,
+        kept: Collection[str],
+        noise_std: float,
+        seed: int,
+        epoch: int,
+        share: float = 0.0,
+    ) -> None:
+        super().__init__(structures, model, (*kept, "positions_relaxed"))
+        self.noise_std, self.seed, self.epoch = noise_std, seed, epoch
+        self.cached = False
+        self._pairs = _pairs(structures, share, seed) if share else []
+        of_pairs = np.array([pair.n_atoms for pair in self._pairs], dtype=self.n_atoms.dtype)
+        self.n_atoms = np.concatenate([self.n_atoms, of_pairs])
+
+    def __len__(self) -> int:
+        return len(self.n_atoms)
+
+    def __getitem__(self, index: int) -> Data:
+        if index < len(self.structures):
+            return super().__getitem__(index)
+        pair = self._pairs[index - len(self.structures)]
+        first, second = (self._moved(self.labelled(k), k) for k in (pair.first, pair.second))
+        random = np.random.default_rng([self.seed, self.epoch, index])
+        data = OneSlab(first, second, pair.moves, pair.doubled).filled(random)
+        return attach_neighbours(data, self.model.neighbour_cutoff, self.model.all_pairs_if_isolated)
+
+    def _moved(self, data: Data, index: int) -> Data:
+        random = np.random.default_rng([self.seed, self.epoch, index])
+        along = random.uniform() if random.uniform() < _ON_THE_WAY else 0.0
+        given, fixed = data.positions.numpy(), data.fixed.numpy()
+        moved = given + along * (data.positions_relaxed.numpy() - given)
+        adsorbate = np.flatnonzero((data.tags.numpy() == TAG_ADSORBATE) & ~fixed)
+        if 0 < len(adsorbate) < len(moved):
+            strength = random.uniform()
+            arms = unwrap(moved[adsorbate], data.cell[0].numpy(), data.pbc[0].numpy())
+            arms = arms - arms.mean(axis=0)
+            turn = Rotation.from_rotvec(random.normal(scale=strength * _TURN, size=3), degrees=True).as_matrix()
+            shift = random.normal(scale=strength * _SHIFT, size=3)
+            moved[adsorbate] += arms @ turn.T - arms + shift
+        moved += random.normal(scale=self.noise_std, size=moved.shape)
+        moved[fixed] = given[fixed]
+        data.positions = torch.from_numpy(moved)
+        return data
 
 
 class SeparatedDataset(Dataset[Data]):

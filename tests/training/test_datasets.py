@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from ase.build import molecule
+from ase.build import fcc111, molecule
 from ase.geometry import get_distances
 from torch_geometric.data import Batch
 
@@ -19,6 +19,7 @@ from molflt.data.labels import LabelSpec
 from molflt.data.oc20.writer import write_lmdb
 from molflt.data.open import open_dataset
 from molflt.data.quality.screen import Crew, Screening, labels
+from molflt.data.reading import ReadOptions
 from molflt.data.record import to_record
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
@@ -27,7 +28,12 @@ from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.loader import Batches, Packed, Request
 from molflt.training.training_set import read_training_set
-from molflt.training.training_structures import SHARE, NeighbourDataset, NoisyDataset, SeparatedDataset
+from molflt.training.training_structures import (
+    SHARE,
+    NeighbourDataset,
+    NoisyDataset,
+    SeparatedDataset,
+)
 from molflt.vocabulary import TAG_ADSORBATE
 from tests.model.models import make_model
 
@@ -376,6 +382,63 @@ def test_compositions_are_new_in_every_epoch_and_of_the_same_sizes():
         changed += float(a.energy) != float(c.energy)
     # Ammonia is the only one of its size here; the others change places.
     assert changed > 3
+
+
+def on_platinum():
+    """Water and carbon monoxide on some places of one slab, moved a little on relaxation, and one on copper."""
+    found = []
+    for k, (metal, name) in enumerate([("Pt", "H2O"), ("Pt", "CO"), ("Pt", "H2O"), ("Pt", "OH"), ("Cu", "CO")]):
+        slab = fcc111(metal, (3, 3, 2), vacuum=6.0, periodic=True)
+        slab.set_tags((slab.get_tags() == 1).astype(int))
+        guest = molecule(name)
+        guest.positions += slab.positions[-1 - k] + [0, 0, 2.2 - guest.positions[:, 2].min()]
+        guest.set_tags([TAG_ADSORBATE] * len(guest))
+        atoms = slab + guest
+        atoms.info["y_relaxed"] = -1.0 - k
+        data = from_atoms(atoms, f"{name} on {metal} {k}", ReadOptions(tags="oc20"))
+        data.positions_relaxed = data.positions + 0.05
+        found.append(data)
+    return found
+
+
+def paired(epoch, share=2.0):
+    return NoisyDataset(ListDataset(on_platinum()), MODEL, ("y_relaxed",), 0.01, 3, epoch, share)
+
+
+def test_pairs_of_adsorbates_are_at_other_places_in_every_epoch_and_of_the_same_sizes():
+    first, again, later = paired(1), paired(1), paired(2)
+    # Nothing else is on copper.
+    assert len(first) == 5 + 8
+    np.testing.assert_array_equal(first.n_atoms, later.n_atoms)
+    assert torch.equal(first[2].positions, noisy(on_platinum(), 3, 1, 0.01)[2].positions)
+    changed = 0
+    for k in range(5, 13):
+        a, b, c = first[k], again[k], later[k]
+        assert len(a.positions) == first.n_atoms[k] == len(c.positions)
+        assert torch.equal(a.positions, b.positions)
+        changed += not torch.allclose(a.positions, c.positions, atol=1.0)
+        assert float(a.y_relaxed) == float(c.y_relaxed) <= -3
+        assert int(a.edge_index.max()) == len(a.positions) - 1
+    # Some fit in one place only.
+    assert changed > 2
+    assert len(paired(0, 0.5)) == 5 + 2
+
+
+def test_when_adsorbates_are_paired(tmp_path):
+    write_lmdb(tmp_path / "a.lmdb", map(to_record, on_platinum()), progress=False)
+
+    def module(**overrides):
+        path = str(tmp_path / "a.lmdb")
+        values = {"train": path, "val": {"val": path}, "target": "y_relaxed"}
+        return EnergyDataModule(TrainConfig.model_validate({"data": values, **overrides}))
+
+    assert module().separation == SHARE
+    assert module(loss={"separation": 0}).separation == 0
+    assert module(loss={"noisy_nodes": False}).separation == 0
+    # The slab has an energy of its own, which two would have twice.
+    assert module(model={"read_out": "all"}).separation == 0
+    with pytest.raises(InputError, match="so that energies add up"):
+        module(model={"read_out": "all"}, loss={"separation": 0.1})
 
 
 def test_when_distant_molecules_are_composed(tmp_path):
