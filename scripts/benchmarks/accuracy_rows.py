@@ -16,6 +16,7 @@ from molflt.attention.far.members import GaussianRPE
 from molflt.attention.near import LocalRPE
 from molflt.files import atomic_file
 from molflt.training.config import TrainConfig
+from molflt.training.training_structures import SHARE
 from scripts.benchmarks.accuracy_data import DATA_SETS, Split
 
 MODEL: dict[str, Any] = {
@@ -33,6 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "vectors, muon": {"attention": {"vector_channels": 8}},
     "gaussians": {"attention": {"spectrum": "gaussians"}},
     "flt-undamped": {"attention": "flt-undamped"},
+    "compositions": {},
     "no moments": {"attention": {"moment_channels": 0}},
     "no far field": {"attention": {"mechanism": "local"}},
     "no far field, muon": {"attention": {"mechanism": "local"}},
@@ -68,8 +70,8 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
             "max_atoms": chosen.max_atoms,
         },
         "model": model,
-        # Without compositions of distant molecules.
-        "loss": {"separation": 0},
+        # Of distant molecules, or of adsorbates on one slab.
+        "loss": {"separation": SHARE if name == "compositions" else 0},
         # What the other rows of the set were made with, so that rows differ in one thing.
         "optimiser": {
             "name": "muon" if name.endswith("muon") else chosen.optimiser,
