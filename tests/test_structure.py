@@ -30,14 +30,14 @@ BUDGET = {
     "adsorption": (4, 691),
     "attention": (35, 3_636),
     "cli": (11, 1_469),
-    "data": (55, 8_524),
+    "data": (55, 8_594),
     "export": (4, 463),
     "invariance": (2, 318),
     "model": (10, 888),
     "prediction": (8, 1_352),
     "report": (9, 1_147),
     "simulate": (6, 588),
-    "training": (15, 2_273),
+    "training": (15, 2_323),
 }
 """Files and lines of code that a room may have. The goal is 125 and 13,500 in all: a number may fall, and rises
 only in a commit that says what for."""
