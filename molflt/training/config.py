@@ -221,8 +221,8 @@ class LossConfig(BaseModel):
     )
     separation: Literal["auto"] | Annotated[float, Field(ge=0, le=10)] = Field(
         "auto",
-        description="augmentation: combinations of separated molecules, or pairs of adsorbates, per structure; "
-        "auto: 0.2 where total energies of neutral isolated structures, or adsorption energies, are learnt",
+        description="augmentation: combinations of separated molecules, or of two adsorbates on one slab, per "
+        "structure; auto: 0.2 where total energies of neutral isolated structures are learnt without forces",
     )
     noise_std: float = Field(0.05, ge=0, description="standard deviation of each atom's noise, Å")
 

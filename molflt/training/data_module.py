@@ -167,8 +167,7 @@ class EnergyDataModule(lightning.LightningDataModule):
         molecules = found.isolated and not found.charged and found.statistics.kind == "element" and not found.relaxed
         adsorbates = self.noisy and found.domain.kinds == [ON_SURFACE] and self.config.model.read_out != "all"
         if asked == "auto":
-            molecules = molecules and not self.forces and not self.config.data.allow_charged
-            return SHARE if molecules or adsorbates else 0.0
+            return SHARE if molecules and not self.forces and not self.config.data.allow_charged else 0.0
         if not molecules and not adsorbates:
             raise InputError(
                 f"{self.config.data.train}: loss.separation needs isolated, neutral structures without relaxed "

@@ -70,7 +70,7 @@ def run_config(name: str, data: str, split: Split, seed: int, epochs: int, max_s
             "max_atoms": chosen.max_atoms,
         },
         "model": model,
-        # Of distant molecules, or of adsorbates on one slab.
+        # Of distant molecules, or of two adsorbates on one slab.
         "loss": {"separation": SHARE if name == "compositions" else 0},
         # What the other rows of the set were made with, so that rows differ in one thing.
         "optimiser": {

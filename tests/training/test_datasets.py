@@ -422,6 +422,8 @@ def test_pairs_of_adsorbates_are_at_other_places_in_every_epoch_and_of_the_same_
     # Some fit in one place only.
     assert changed > 2
     assert len(paired(0, 0.5)) == 5 + 2
+    with pytest.raises(InputError, match="no two training structures have the same slab"):
+        NoisyDataset(ListDataset(on_platinum()[3:]), MODEL, ("y_relaxed",), 0.01, 3, 0, 2.0)
 
 
 def test_when_adsorbates_are_paired(tmp_path):
@@ -432,13 +434,12 @@ def test_when_adsorbates_are_paired(tmp_path):
         values = {"train": path, "val": {"val": path}, "target": "y_relaxed"}
         return EnergyDataModule(TrainConfig.model_validate({"data": values, **overrides}))
 
-    assert module().separation == SHARE
-    assert module(loss={"separation": 0}).separation == 0
-    assert module(loss={"noisy_nodes": False}).separation == 0
+    assert module().separation == 0
+    assert module(loss={"separation": 0.6}).separation == 0.6
     # The slab has an energy of its own, which two would have twice.
-    assert module(model={"read_out": "all"}).separation == 0
-    with pytest.raises(InputError, match="so that energies add up"):
-        module(model={"read_out": "all"}, loss={"separation": 0.1})
+    for other in ({"model": {"read_out": "all"}}, {"loss": {"noisy_nodes": False}}):
+        with pytest.raises(InputError, match="so that energies add up"):
+            module(**other | {"loss": {"separation": 0.6, **other.get("loss", {})}})
 
 
 def test_when_distant_molecules_are_composed(tmp_path):
