@@ -133,19 +133,31 @@ class EnergyDataModule(lightning.LightningDataModule):
         return loader
 
     @cached_property
-    def _training(self) -> DataLoader[Batch]:
+    def prepared(self) -> Prepared:
+        """The training structures as the model sees them, with compositions behind them.
+
+        Raises:
+            InputError: pairs of adsorbates are asked for, and there are none.
+        """
         config = self.config
-        dataset: Prepared
         if self.noisy:
             noise = (config.loss.noise_std, config.seed, 0)
-            dataset = NoisyDataset(self.train_structures, config.model, self.kept, *noise, self.separation)
-        else:
-            dataset = self._prepared
-            if self.separation:
-                dataset = SeparatedDataset(dataset, self.separation, config.seed, 0)
-            if self._dimers is not None:
-                dataset = DimerDataset(self._prepared, self._dimers)
-        return self._loader(dataset, self._sampler(dataset.n_atoms, shuffle=True), lasting=True)
+            found = NoisyDataset(self.train_structures, config.model, self.kept, *noise, self.separation)
+            if self.separation and len(found) == len(self.train_structures):
+                raise InputError(
+                    f"{config.data.train}: no two structures have the same slab with room for both adsorbates, which "
+                    "loss.separation is to put side by side; leave it out"
+                )
+            return found
+        if self._dimers is not None:
+            return DimerDataset(self._prepared, self._dimers)
+        if self.separation:
+            return SeparatedDataset(self._prepared, self.separation, config.seed, 0)
+        return self._prepared
+
+    @cached_property
+    def _training(self) -> DataLoader[Batch]:
+        return self._loader(self.prepared, self._sampler(self.prepared.n_atoms, shuffle=True), lasting=True)
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader per validation split, in the order of the configuration."""

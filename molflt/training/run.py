@@ -132,9 +132,9 @@ def train(
             f"{model.n_parameters():,} parameters; {len(data.train_structures):,} structures to train on; "
             f"{', '.join(f'{name} {len(s):,}' for name, s in data.val_structures.items())}; run in {run_dir}"
         )
-        if data.separation:
-            what = "pairs of adsorbates on equal slabs" if data.noisy else "combinations of separated molecules"
-            say(f"augmentation: {data.separation:g} {what} per structure; loss.separation=0 disables it")
+        if n_compositions := len(data.prepared) - len(data.train_structures) if data.separation else 0:
+            what = "pairs of adsorbates on one slab" if data.noisy else "combinations of separated molecules"
+            say(f"augmentation: {n_compositions:,} {what}; loss.separation=0 disables it")
         if config.loss.force_weight == "auto":
             weight = data.training_set.force_weight("auto", config.loss.squared)
             say(

@@ -142,9 +142,6 @@ class NoisyDataset(NeighbourDataset):
     Args:
         noise_std: standard deviation of the noise, Å.
         share: pairs for each structure; fewer are made where few structures have the same slab.
-
-    Raises:
-        InputError: there are no pairs.
     """
 
     def __init__(
@@ -161,11 +158,6 @@ class NoisyDataset(NeighbourDataset):
         self.noise_std, self.seed, self.epoch = noise_std, seed, epoch
         self.cached = False
         self._pairs = _pairs(structures, share, seed) if share else []
-        if share and not self._pairs:
-            raise InputError(
-                "loss.separation asks for pairs of adsorbates, but no two training structures have the same slab with "
-                "room for both; leave it out"
-            )
         of_pairs = np.array([pair.n_atoms for pair in self._pairs], dtype=self.n_atoms.dtype)
         self.n_atoms = np.concatenate([self.n_atoms, of_pairs])
 

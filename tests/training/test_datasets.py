@@ -422,8 +422,6 @@ def test_pairs_of_adsorbates_are_at_other_places_in_every_epoch_and_of_the_same_
     # Some fit in one place only.
     assert changed > 2
     assert len(paired(0, 0.5)) == 5 + 2
-    with pytest.raises(InputError, match="no two training structures have the same slab"):
-        NoisyDataset(ListDataset(on_platinum()[3:]), MODEL, ("y_relaxed",), 0.01, 3, 0, 2.0)
 
 
 def test_when_adsorbates_are_paired(tmp_path):
@@ -436,6 +434,11 @@ def test_when_adsorbates_are_paired(tmp_path):
 
     assert module().separation == 0
     assert module(loss={"separation": 0.6}).separation == 0.6
+    path = tmp_path / "different.lmdb"
+    write_lmdb(path, map(to_record, on_platinum()[3:]), progress=False)
+    values = {"train": str(path), "val": str(path), "target": "y_relaxed"}
+    with pytest.raises(InputError, match=r"different\.lmdb: no two structures have the same slab"):
+        _ = EnergyDataModule(TrainConfig.model_validate({"data": values, "loss": {"separation": 0.6}})).prepared
     # The slab has an energy of its own, which two would have twice.
     for other in ({"model": {"read_out": "all"}}, {"loss": {"noisy_nodes": False}}):
         with pytest.raises(InputError, match="so that energies add up"):
