@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import torch
@@ -183,7 +182,9 @@ class OneSlab:
             moves = np.concatenate([moves, moves + cell[shorter]])
             cell[shorter] *= 2
         own, others = (data.positions.numpy()[data.tags == TAG_ADSORBATE] for data in (self.first, self.second))
-        return moves, _gaps(others + moves[:, None], own, cell, self.first.pbc[0].numpy())
+        between = others[:, None] + moves[:, None, None] - own
+        _, lengths = shortest_images(between.reshape(-1, 3), cell, self.first.pbc[0].numpy())
+        return moves, lengths.reshape(len(moves), -1).min(axis=1)
 
     @property
     def fits(self) -> bool:
@@ -197,7 +198,8 @@ class OneSlab:
         """
         first, second = self.first, self.second
         moves, gaps = self.places()
-        fitting = np.flatnonzero(_beside(gaps) if self.fits else gaps == gaps.max())
+        beside = _beside(gaps)
+        fitting = np.flatnonzero(beside if beside.any() else gaps == gaps.max())
         parts = [(first, torch.ones_like(first.tags, dtype=torch.bool), torch.zeros(3))]
         data = first.clone()
         if self.doubled:
@@ -220,15 +222,6 @@ class OneSlab:
 def _shorter(slab: Data) -> int:
     """Index of the shorter of the first two lattice vectors, which lie in the surface."""
     return int(slab.cell[0, :2].norm(dim=1).argmin().item())
-
-
-def _gaps(placed: np.ndarray, others: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
-    """Distance from atoms, (n_places, n_atoms, 3) Å, to the nearest image of others at each place, (n_places,) Å."""
-    reduced, _ = minkowski_reduce(complete_cell(cell), pbc)
-    at, around = (_wrapped(each, np.linalg.inv(reduced), pbc) for each in (placed, others))
-    steps = np.array(list(product(*((-1, 0, 1) if periodic else (0,) for periodic in pbc))))
-    images = (around[:, None] + steps).reshape(-1, 3) @ reduced
-    return np.asarray(cdist((at @ reduced).reshape(-1, 3), images).reshape(len(placed), -1).min(axis=1))
 
 
 def _beside(gaps: np.ndarray) -> np.ndarray:

@@ -198,7 +198,7 @@ def _model(
         # A mean for each structure would be counted once, however large the adsorbate.
         statistics = replace(statistics, mean=0.0)
     if data.separation and (statistics.mean or (data.noisy and model_config.read_out != "contact")):
-        say(f"{config.init.model} gives each structure or slab an energy that does not add up: no loss.separation")
+        say(f"{config.init.model} gives structures or slabs a mean, which does not add up: no loss.separation")
         data.separation = 0.0
     model.standardiser.load_statistics(statistics)
     training_data = TrainingData(

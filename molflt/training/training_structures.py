@@ -17,6 +17,7 @@ from molflt.data.dataset import StructureDataset
 from molflt.data.extras import extra_of
 from molflt.data.images import OneSlab, in_cell, separate_fragments, translations, unwrap
 from molflt.data.neighbours import attach_neighbours
+from molflt.data.progress import track
 from molflt.errors import InputError
 from molflt.model.config import ModelConfig
 from molflt.vocabulary import LABELS, TAG_ADSORBATE
@@ -113,7 +114,7 @@ def _pairs(structures: StructureDataset, share: float, seed: int) -> list[_Pair]
             parts = data.atomic_numbers[slab], data.cell.round(decimals=1) + 0.0, data.positions[slab].round() + 0.0
             groups.setdefault(tuple(part.numpy().tobytes() for part in parts), {})[k] = data
     found: list[_Pair] = []
-    for group in (group for group in groups.values() if len(group) > 1):
+    for group in track([group for group in groups.values() if len(group) > 1], "pairs of adsorbates"):
         moves = translations(next(iter(group.values())))
         for first in random.choice(list(group), size=round(share * len(group))).tolist():
             others = [k for k in random.choice(list(group), size=_PARTNERS).tolist() if k != first]
@@ -158,8 +159,7 @@ class NoisyDataset(NeighbourDataset):
         self.noise_std, self.seed, self.epoch = noise_std, seed, epoch
         self.cached = False
         self._pairs = _pairs(structures, share, seed) if share else []
-        of_pairs = np.array([pair.n_atoms for pair in self._pairs], dtype=self.n_atoms.dtype)
-        self.n_atoms = np.concatenate([self.n_atoms, of_pairs])
+        self.n_atoms = np.append(self.n_atoms, np.array([pair.n_atoms for pair in self._pairs], dtype=int))
 
     def __len__(self) -> int:
         return len(self.n_atoms)

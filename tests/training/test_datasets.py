@@ -28,12 +28,7 @@ from molflt.training.config import TrainConfig
 from molflt.training.data_module import EnergyDataModule
 from molflt.training.loader import Batches, Packed, Request
 from molflt.training.training_set import read_training_set
-from molflt.training.training_structures import (
-    SHARE,
-    NeighbourDataset,
-    NoisyDataset,
-    SeparatedDataset,
-)
+from molflt.training.training_structures import SHARE, NeighbourDataset, NoisyDataset, SeparatedDataset
 from molflt.vocabulary import TAG_ADSORBATE
 from tests.model.models import make_model
 
