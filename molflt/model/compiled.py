@@ -42,6 +42,8 @@ def compile_model(model: EnergyModel, say: Callable[[str], None]) -> None:
     say("compiling the model: the first step takes half a minute or more")
     # Sizes that happen to be equal in the first batch need not be so in the next.
     torch.fx.experimental._config.use_duck_shape = False
+    # All floats are constants of the model; as symbols they fail where a second layer meets that of the first.
+    torch._dynamo.config.specialize_float = True
     model.compiled = torch.compile(EnergyModel.evaluate, dynamic=True)
 
 

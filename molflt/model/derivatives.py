@@ -45,6 +45,7 @@ def derivatives(model: EnergyModel, batch: Any, stress: bool = False, create_gra
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH) if create_graph else nullcontext():
         positions = batch.positions.detach().requires_grad_()
         moved = copy.copy(batch)
+        moved.positions = positions
         wanted = [positions]
         if stress:
             strain = batch.cell.new_zeros(batch.cell.shape).requires_grad_()
@@ -52,8 +53,6 @@ def derivatives(model: EnergyModel, batch: Any, stress: bool = False, create_gra
             moved.positions = positions + torch.einsum("ik,ikl->il", positions, symmetric[batch.batch])
             moved.cell = batch.cell + batch.cell @ symmetric
             wanted.append(strain)
-        else:
-            moved.positions = positions
         output = model(moved)
         gradients = torch.autograd.grad(output.energy.sum(), wanted, create_graph=create_graph)
     if not stress:
