@@ -88,7 +88,8 @@ def guesses(surface: Surface, conformers: Sequence[Atoms], n: int, name: str, se
         positions[:, :2] += surface.sites[site] - _anchor(positions, numbers, random)
         contact = float(np.interp(random.uniform(LEVELS[0], LEVELS[-1]), LEVELS, CONTACT))
         positions[:, 2] += _height(positions, numbers, surface, contact)
-        if positions[:, 2].max() > surface.atoms.cell[2, 2] - UNDER:
+        # Where nothing is below it, a molecule falls without end.
+        if not 0.0 < positions[:, 2].max() <= surface.atoms.cell[2, 2] - UNDER:
             continue
         title = f"{name} on {surface.name if not surface.of_set else surface.metal}, guess {len(found)}"
         found.append(Guess(_structure(surface, numbers, positions, title), site, conformer))
@@ -97,7 +98,7 @@ def guesses(surface: Surface, conformers: Sequence[Atoms], n: int, name: str, se
         a, b = surface.atoms.cell.lengths()[:2]
         raise InputError(
             f"{name}: the molecule is {across:.1f} Å long and does not fit into the cell of {surface.name}, "
-            f"{a:.1f} Å × {b:.1f} Å, without coming close to its own images or the next slab"
+            f"{a:.1f} Å × {b:.1f} Å, without coming close to its own images or the next slab, or falling through"
         )
     return found
 
@@ -132,8 +133,7 @@ def _anchor(positions: np.ndarray, numbers: np.ndarray, random: np.random.Genera
 def _images(surface: Surface) -> np.ndarray:
     """Translations (9, 2) along the surface to the cell itself, first, and its neighbours."""
     shifts = np.array([(i, j) for i in (0, -1, 1) for j in (0, -1, 1)])
-    translations: np.ndarray = shifts @ plane_of(surface.atoms)
-    return translations
+    return np.asarray(shifts @ plane_of(surface.atoms))
 
 
 def _distance_of_images(positions: np.ndarray, surface: Surface) -> float:

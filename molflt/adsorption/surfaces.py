@@ -230,9 +230,10 @@ def _indices(text: str, where: str) -> tuple[int, int, int]:
     numbers = [int(number) for number in re.findall(r"-?\d", text)]
     if len(numbers) == 4 and numbers[0] + numbers[1] + numbers[2]:
         raise InputError(f"{where}: of four indices the first three add up to zero, as in 10-10")
-    h, k, l = numbers[0], numbers[1], numbers[-1]  # noqa: E741 (their names)
-    if not (h or k or l):
+    indices = np.array([numbers[0], numbers[1], numbers[-1]])
+    if not indices.any():
         raise InputError(f"{where}: one of the indices must not be zero")
+    h, k, l = (indices // np.gcd.reduce(indices)).tolist()  # noqa: E741 (their names)
     return h, k, l
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -168,19 +169,27 @@ class OneSlab:
     moves: np.ndarray
     doubled: bool
 
+    @cached_property
+    def own(self) -> Data:
+        """The slab with its own adsorbate, in the cell of both."""
+        data = self.first.clone()
+        if self.doubled:
+            shorter = int(data.cell[0, :2].norm(dim=1).argmin())
+            _append(data, self.first, self.first.tags != TAG_ADSORBATE, self.first.cell[0, shorter])
+            data.cell[0, shorter] *= 2
+        return data
+
     @property
     def n_atoms(self) -> int:
         """Number of atoms."""
-        n_other, n_own = (int((data.tags == TAG_ADSORBATE).sum()) for data in (self.second, self.first))
-        return len(self.first.tags) + n_other + self.doubled * (len(self.first.tags) - n_own)
+        return len(self.own.tags) + int((self.second.tags == TAG_ADSORBATE).sum())
 
+    @cached_property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
         """Translations of the second adsorbate, (n, 3) Å, and its distance from the first after each, (n,) Å."""
-        moves, cell = self.moves, self.first.cell[0].numpy().copy()
-        if self.doubled:
-            shorter = _shorter(self.first)
-            moves = np.concatenate([moves, moves + cell[shorter]])
-            cell[shorter] *= 2
+        cell = self.own.cell[0].numpy()
+        copied = (self.own.cell - self.first.cell)[0].sum(dim=0).numpy()
+        moves = np.concatenate([self.moves, self.moves + copied]) if self.doubled else self.moves
         own, others = (data.positions.numpy()[data.tags == TAG_ADSORBATE] for data in (self.first, self.second))
         between = others[:, None] + moves[:, None, None] - own
         _, lengths = shortest_images(between.reshape(-1, 3), cell, self.first.pbc[0].numpy())
@@ -189,39 +198,31 @@ class OneSlab:
     @property
     def fits(self) -> bool:
         """True if the second adsorbate has a place :data:`BESIDE` the first."""
-        return bool(_beside(self.places()[1]).any())
+        return bool(_beside(self.places[1]).any())
 
     def filled(self, random: np.random.Generator) -> Data:
         """Put the second adsorbate at one of the places, at random, or else as far from the first as it goes.
 
         Energies are added.
         """
-        first, second = self.first, self.second
-        moves, gaps = self.places()
+        moves, gaps = self.places
         beside = _beside(gaps)
         fitting = np.flatnonzero(beside if beside.any() else gaps == gaps.max())
-        parts = [(first, torch.ones_like(first.tags, dtype=torch.bool), torch.zeros(3))]
-        data = first.clone()
-        if self.doubled:
-            shorter = _shorter(first)
-            parts.append((first, first.tags != TAG_ADSORBATE, first.cell[0, shorter]))
-            data.cell[0, shorter] *= 2
-        parts.append((second, second.tags == TAG_ADSORBATE, torch.from_numpy(moves[random.choice(fitting)])))
-        for name in ("atomic_numbers", "tags", "fixed"):
-            data[name] = torch.cat([part[name][chosen] for part, chosen, _ in parts])
-        for name in {"positions", "positions_relaxed"} & set(first.keys()):
-            moved = torch.cat([part[name][chosen] + shift for part, chosen, shift in parts])
-            data[name] = moved.to(first[name].dtype)
-        data.num_nodes = len(data.tags)
+        data, move = self.own.clone(), torch.from_numpy(moves[random.choice(fitting)])
+        _append(data, self.second, self.second.tags == TAG_ADSORBATE, move)
         for target in TARGETS:
             if target in data:
-                data[target] = first[target] + second[target]
+                data[target] = self.first[target] + self.second[target]
         return data
 
 
-def _shorter(slab: Data) -> int:
-    """Index of the shorter of the first two lattice vectors, which lie in the surface."""
-    return int(slab.cell[0, :2].norm(dim=1).argmin().item())
+def _append(data: Data, other: Data, chosen: torch.Tensor, shift: torch.Tensor) -> None:
+    """Add atoms of another structure."""
+    for name in ("atomic_numbers", "tags", "fixed"):
+        data[name] = torch.cat([data[name], other[name][chosen]])
+    for name in {"positions", "positions_relaxed"} & set(data.keys()):
+        data[name] = torch.cat([data[name], (other[name][chosen] + shift).to(data[name].dtype)])
+    data.num_nodes = len(data.tags)
 
 
 def _beside(gaps: np.ndarray) -> np.ndarray:

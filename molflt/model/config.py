@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from molflt.attention.config import ContentKeys, LayerKeys, MatricesConfig
 from molflt.attention.registry import AttentionConfig, attention_config
 from molflt.vocabulary import Spacing
 
@@ -70,20 +70,15 @@ class ModelConfig(BaseModel):
 
     @model_validator(mode="after")
     def _divisible(self) -> ModelConfig:
-        if self.dim % self.n_heads:
-            raise ValueError(f"dim ({self.dim}) must be a multiple of n_heads ({self.n_heads})")
-        far_dim = self.attention.far_dim if isinstance(self.attention, ContentKeys) else None
-        if far_dim is not None and (far_dim % self.n_heads or far_dim > self.dim):
+        keys = ("far_dim", "vector_channels", "channels")
+        of_attention = {f"attention.{key}": getattr(self.attention, key, None) or 0 for key in keys}
+        for key, size in {"dim": self.dim, **of_attention}.items():
+            if size % self.n_heads:
+                raise ValueError(f"{key} ({size}) must be a multiple of n_heads ({self.n_heads})")
+        if (far_dim := of_attention["attention.far_dim"]) > self.dim:
             raise ValueError(
-                f"attention.far_dim ({far_dim}) must be a multiple of n_heads ({self.n_heads}) and at most dim "
-                f"({self.dim})"
+                f"attention.far_dim ({far_dim}) must be a multiple of n_heads and at most dim ({self.dim})"
             )
-        vectors = self.attention.vector_channels if isinstance(self.attention, LayerKeys) else 0
-        if vectors % self.n_heads:
-            raise ValueError(f"attention.vector_channels ({vectors}) must be a multiple of n_heads ({self.n_heads})")
-        matrices = self.attention.channels if isinstance(self.attention, MatricesConfig) else 0
-        if matrices % self.n_heads:
-            raise ValueError(f"attention.channels ({matrices}) must be a multiple of n_heads ({self.n_heads})")
         for name in ("partial_charges", "dispersion"):
             if getattr(self, name) and not self.charges:
                 raise ValueError(f"{name} needs charges of 1 or more")
@@ -111,6 +106,7 @@ ONE_SIGMA, WIDE = 0.683, 0.95
 """Probability of the printed interval, as wide as a standard deviation of normal errors, and of the one beside it."""
 
 _Positive = Annotated[FiniteFloat, Field(gt=0)]
+_Floor = Annotated[FiniteFloat, Field(ge=0)]
 _Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
@@ -123,7 +119,9 @@ class Uncertainty(BaseModel):
     of the American Statistical Association 113, 1094, 2018): with s the standard deviation over the members of an
     ensemble (0 for one model), the scale of a structure is ``floor`` + s, and a share p of the errors is below
     multiple_p · scale. Structures outside the training domain have a floor and multiples of their own, measured with
-    models that were trained without some kinds of structures, and never a narrower interval than inside.
+    models that were trained without some kinds of structures, and never a narrower interval than inside. How wrong a
+    model is there depends on the reason: some rules of the domain have intervals of their own, and of several rules
+    that are broken the widest interval counts.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -133,31 +131,37 @@ class Uncertainty(BaseModel):
     multiples: list[_Positive] = Field(description="of floor + standard deviation, for each of LEVELS")
     outside: list[_Positive] = Field([], description="multiples outside the training domain; []: not measured")
     outside_floor: FiniteFloat = Field(0.0, ge=0, description="eV, the floor there")
+    by_rule: dict[str, tuple[_Floor, list[_Positive]]] = Field(
+        {}, description="floor, eV, and multiples by rule of the domain, in place of these two"
+    )
     coverage: list[_Share] = Field(description="found for each of LEVELS, measured on one half, found on the other")
     data: str = Field(description="what it was measured on")
     n_structures: int = Field(ge=1)
 
     @model_validator(mode="after")
     def _one_for_each_level(self) -> Uncertainty:
-        if not len(self.multiples) == len(self.coverage) == len(self.outside or LEVELS) == len(LEVELS):
-            raise ValueError(f"multiples, coverage and outside: one for each of {LEVELS}")
+        of_rules = [multiples for _, multiples in self.by_rule.values()]
+        if {*map(len, (self.multiples, self.coverage, self.outside or LEVELS, *of_rules))} != {len(LEVELS)}:
+            raise ValueError(f"multiples, coverage, outside and those by rule: one for each of {LEVELS}")
         return self
 
     def half_width(
-        self, spread: np.ndarray, level: float = ONE_SIGMA, outside: np.ndarray | bool = False
+        self, spread: np.ndarray, level: float = ONE_SIGMA, broken: Sequence[Collection[str]] = ()
     ) -> np.ndarray:
         """Half-width of the interval that holds the error with a probability, (n,) eV.
 
         Args:
             spread: (n,) eV, the standard deviation over the members; zeros for one model.
             level: one of ``LEVELS``.
-            outside: (n,) true for structures outside the training domain, which count if they were measured.
+            broken: n, the rules of the domain that each structure breaks; without any, all are inside.
         """
         k, spread = LEVELS.index(level), np.asarray(spread, np.float64)
         widths: np.ndarray = self.multiples[k] * (self.floor + spread)
-        if self.outside:
-            beyond = np.maximum(widths, self.outside[k] * (self.outside_floor + spread))
-            widths = np.where(outside, beyond, widths)
+        for rule in {rule for rules in broken for rule in rules}:
+            floor, multiples = self.by_rule.get(rule, (self.outside_floor, self.outside))
+            if multiples:
+                beyond = np.maximum(widths, multiples[k] * (floor + spread))
+                widths = np.where([rule in rules for rules in broken], beyond, widths)
         return widths
 
     def __str__(self) -> str:

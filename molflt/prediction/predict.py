@@ -178,7 +178,7 @@ def _predict_batch(
     config, known = models[0].config, uncertainty_of(members)
     # The structures to compute for each place in the batch: the structure itself, or its conformers.
     shapes: dict[int, list[Data]] = {}
-    outside = np.zeros(len(indices), dtype=bool)
+    broken: list[set[str]] = [set() for _ in indices]
     for position, index in enumerate(indices):
         try:
             data = unlabelled(dataset[index])
@@ -190,9 +190,9 @@ def _predict_batch(
             shapes[position] = [
                 attach_neighbours(shape, config.neighbour_cutoff, config.all_pairs_if_isolated) for shape in each
             ]
-            reasons = [reason.text for reason in domain_violations(members[0], shapes[position][0])]
-            outside[position] = bool(reasons)
-            if reasons := [*reasons, *filter(None, [data.get("remark")])]:
+            violations = domain_violations(members[0], shapes[position][0])
+            broken[position].update(violation.rule for violation in violations)
+            if reasons := [*(violation.text for violation in violations), *filter(None, [data.get("remark")])]:
                 found.warnings[position] = printable("; ".join(reasons))
         except DamagedError:
             raise
@@ -229,7 +229,7 @@ def _predict_batch(
         for name, value in of_atoms[position, lowest].items():
             found.by_atom[name][position] = value
     if known is not None or len(models) > 1:
-        found.uncertainty_eV = spread if known is None else known.half_width(spread, outside=outside)
+        found.uncertainty_eV = spread if known is None else known.half_width(spread, broken=broken)
     return found
 
 

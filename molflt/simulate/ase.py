@@ -119,7 +119,7 @@ class MolFLTCalculator(Calculator):
         # A given model stays as it was if these are compiled.
         self._models = [copy.copy(member.model) for member in self.model.members]
         self._replay = Replay(partial(values_of, self._models))
-        self._warnings, self._outside, self._stress = DomainWarnings(), False, False
+        self._warnings, self._broken, self._stress = DomainWarnings(), set[str](), False
         self._tags_seen: tuple[bytes, bytes] | None = None
         self._tags_meant: np.ndarray | None = None
 
@@ -186,10 +186,10 @@ class MolFLTCalculator(Calculator):
         if "stress" in values:
             self.results["stress"] = full_3x3_to_voigt_6_stress(values["stress"].mean(axis=0)[0])
         std = {key: each.std(axis=0, ddof=1) for key, each in values.items()} if len(self._models) > 1 else {}
-        spread, known = std["energy"][0] if std else None, self.model.uncertainty
+        spread, known = std.get("energy"), self.model.uncertainty
         if known is not None:
-            spread = known.half_width(np.zeros(()) if spread is None else spread, outside=self._outside)
-        self.uncertainty_eV = None if spread is None else float(spread)
+            spread = known.half_width(np.zeros(1) if spread is None else spread, broken=[self._broken])
+        self.uncertainty_eV = None if spread is None else float(spread[0])
         self.forces_std = std.get("forces")
 
     def _batch(self, atoms: Atoms, name: str) -> Batch:
@@ -211,7 +211,7 @@ class MolFLTCalculator(Calculator):
             else:
                 data = from_atoms(bare, name, self._options)
                 self._tags_seen, self._tags_meant = (numbers, tags), data.tags.numpy()
-            self._outside = self._warnings.ask(self.model.members[0], data)
+            self._broken = self._warnings.ask(self.model.members[0], data)
             return [data]
 
         same = numbers, tags, charge, atoms.pbc.tobytes()
@@ -332,15 +332,15 @@ class DomainWarnings:
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def ask(self, loaded: LoadedModel, data: Data, where: str = "") -> bool:
-        """Return true if a structure is outside, and warn of new reasons; ``where`` says which of several it is."""
+    def ask(self, loaded: LoadedModel, data: Data, where: str = "") -> set[str]:
+        """Return the rules that a structure breaks, and warn of new reasons; ``where`` tells it from others."""
         reasons = domain_violations(loaded, data)
         for rule, text in reasons:
             atoms = data.atomic_numbers.sort().values.tolist()
             what = f"{rule} {atoms}" if rule in GEOMETRIC else text
             remedy = "energies and forces are unreliable: check the structure, or train on others like it"
             self.say(f"outside the model's domain: {where}{text}; {remedy}", what)
-        return bool(reasons)
+        return {rule for rule, _ in reasons}
 
     def say(self, text: str, what: str) -> None:
         """Warn unless there was a warning of ``what`` before."""

@@ -31,7 +31,7 @@ _LEFT_OUT |= {
     "amidines": "amidines",
     "carbamate-esters": "carbamate esters",
     "molecules": "20 molecules",
-    "size": f"adsorbates above {fg_splits.MOST_ATOMS} atoms",
+    "size": f"adsorbates above {fg_splits.MOST_ATOMS['size']} atoms",
 }
 _LARGEST_MOLECULE, _HELD_OUT = 15, 5
 Rows = list[results.Row]

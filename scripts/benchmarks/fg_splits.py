@@ -21,8 +21,8 @@ MOLECULES = (
     "49Y2", "49_1", "4a14", "4aZ4", "4aZ9", "4aZb", "4aZh", "4aZl", "4aZo", "8a03",
 )  # fmt: skip
 """The first 20 of the 203 names in their order, permuted by ``numpy.random.default_rng(0)``."""
-MOST_ATOMS = 9
-"""Of an adsorbate that is trained on, in the division by size."""
+MOST_ATOMS = {"size": 9, "size7": 7}
+"""Of an adsorbate that is trained on, in the divisions by size."""
 
 SLICES = "1234"
 PAIRS = {f"slices{first}{second}": first + second for first, second in combinations(SLICES, 2)}
@@ -35,6 +35,10 @@ def _text(field: str, value: str) -> Rule:
     return lambda data: bool(data[field] == value)
 
 
+def _larger(most: int) -> Rule:
+    return lambda data: int((data.tags == TAG_ADSORBATE).sum()) > most
+
+
 def _not_in(slices: str) -> Rule:
     return lambda data: data["slice"] not in slices
 
@@ -43,7 +47,7 @@ RULES: dict[str, Rule] = {
     **{metal: _text("metal", metal) for metal in METALS},
     **{group.replace("_", "-"): _text("group", group) for group in GROUPS},
     "molecules": lambda data: data.molecule in MOLECULES,
-    "size": lambda data: int((data.tags == TAG_ADSORBATE).sum()) > MOST_ATOMS,
+    **{name: _larger(most) for name, most in MOST_ATOMS.items()},
     **{f"slice{number}": _text("slice", number) for number in SLICES},
     **{pair: _not_in(slices) for pair, slices in PAIRS.items()},
 }

@@ -1,7 +1,10 @@
 """Guesses and surfaces, judged by ASE's neighbour lists and by the FG set."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from ase import Atoms
 from ase.data import covalent_radii
 from ase.geometry import get_distances
 from ase.neighborlist import neighbor_list
@@ -16,7 +19,7 @@ from molflt.adsorption.placing import (
     UNDER,
     guesses,
 )
-from molflt.adsorption.surfaces import CELL_HEIGHT, METALS, surface
+from molflt.adsorption.surfaces import CELL_HEIGHT, METALS, Surface, surface
 from molflt.data.ase import to_atoms
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.errors import InputError
@@ -53,6 +56,16 @@ def test_no_guess_clashes(smiles, metals):
             assert image >= IMAGES_APART
             assert atoms.positions[:, 2].max() <= CELL_HEIGHT - UNDER
             assert atoms[:48].positions == pytest.approx(one.atoms.positions)
+
+
+def test_no_guess_falls_through_a_surface():
+    """A row of atoms in a wide cell: hydrogen comes to rest on them, and nowhere beside."""
+    columns = Atoms("Cu6", [[x, 0, z] for x in (0, 6, 12) for z in (0, 2)], cell=[18, 18, 20], pbc=True)
+    sites = {"ontop": np.zeros(2), "void": np.full(2, 9.0)}
+    some = Surface("Cu", "(100)", columns, np.zeros(6, dtype=bool), sites, of_set=False)
+    with pytest.raises(InputError, match="or falling through"):
+        guesses(replace(some, sites={"void": sites["void"]}), molecule("[HH]"), 4, "H2")
+    assert guesses(replace(some, sites={"ontop": sites["ontop"]}), molecule("[HH]"), 4, "H2")
 
 
 def test_a_molecule_stays_what_it_is():

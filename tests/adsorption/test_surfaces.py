@@ -266,7 +266,7 @@ def test_a_tall_molecule_has_room():
 
 def test_names_of_the_set_are_the_set():
     """A close-packed plane of a known metal is the set's own slab, however it is named; others are cut."""
-    for text in ("Pt", "pt:111", "Pt(111)", "Pt:-111", "Ru:0001", "Ru:00-1", "Fe:101"):
+    for text in ("Pt", "pt:111", "Pt(111)", "Pt:-111", "Pt:222", "Ru:0001", "Ru:00-1", "Fe:101"):
         (one,) = surfaces(text)
         assert one.of_set
         assert one.atoms == surface(one.metal).atoms

@@ -147,7 +147,7 @@ def test_without_a_place_beside_the_other_is_far_away():
     first, second = (adsorbed(name, -1, clean) for name in ("H2O", "CH3OH"))
     both = OneSlab(first, second, translations(first), False)
     assert not both.fits
-    _, gaps = both.places()
+    _, gaps = both.places
     data = both.filled(np.random.default_rng(0))
     atoms = to_atoms(data)
     fragments = atoms[len(clean) : len(clean) + 3], atoms[len(clean) + 3 :]

@@ -338,6 +338,22 @@ def test_axes_along_which_nothing_repeats_in_training():
     assert _rules(_fit([from_atoms(bulk("Cu"), "Cu")]), from_atoms(Atoms("Cu"), "Cu")) == {"kind"}
 
 
+def test_a_coverage_above_all_in_training():
+    """Four copper atoms or more to an adsorbate; one is outside, whichever lattice vectors span the surface."""
+    tags = {"Cu": [0, 1], "C": [2]}
+    domain = _fit([_layers(tags, n=3), _layers(tags)])
+    assert domain.least_area == pytest.approx(4 * 2.553**2 * np.sqrt(3) / 2, rel=0.01)
+    assert _rules(domain, _layers(tags, n=4)) == set()
+    unaware = Domain.model_validate(domain.model_dump(exclude={"least_area"}))
+    for order in ([0, 1, 2], [2, 0, 1]):
+        dense = _layers(tags, n=1)
+        dense.cell = dense.cell[:, order]
+        assert domain.reasons(dense) == [
+            ("coverage", "an adsorbate to 6 Å² of surface, and at least 23 Å² in training")
+        ]
+        assert _rules(unaware, dense) == set()
+
+
 def test_charges_and_electrons_that_never_occur():
     ions = _fit([_of("OH", charge=-1), _of("OH3", charge=1)])
     assert _rules(ions, _of("OH3", charge=1)) == set()

@@ -75,11 +75,14 @@ def test_intervals_of_their_own_outside_the_domain(two, tmp_path):
         outside.get_potential_energy()
     assert outside.calc.uncertainty_eV == pytest.approx(widths["with"][1], rel=1e-4)
     further = KNOWN.model_copy(update={"outside": [1.0, 6.0, 7.0, 8.0], "outside_floor": 0.3})
-    assert further.half_width(np.array([0.2, 0.2]), outside=np.array([False, True])) == pytest.approx([0.6, 3.0])
-    narrower = KNOWN.model_copy(update={"outside": [0.1] * 4, "outside_floor": 0.3})
-    assert narrower.half_width(np.array([0.2]), outside=True) == pytest.approx([0.6])
+    assert further.half_width(np.array([0.2, 0.2]), broken=[{}, {"size"}]) == pytest.approx([0.6, 3.0])
+    of_rules = further.model_copy(update={"by_rule": {"size": (0.8, [1.0, 9.0, 9.0, 9.0]), "gap": (0.8, [0.1] * 4)}})
+    broken = [{}, {"size"}, {"gap"}, {"bond"}, {"size", "bond"}]
+    assert of_rules.half_width(np.full(5, 0.2), broken=broken) == pytest.approx([0.6, 9.0, 0.6, 3.0, 9.0])
     with pytest.raises(ValueError, match="one for each of"):
         Uncertainty.model_validate(KNOWN.model_dump() | {"outside": [1.0]})
+    with pytest.raises(ValueError, match="one for each of"):
+        Uncertainty.model_validate(KNOWN.model_dump() | {"by_rule": {"size": (0.1, [1.0])}})
 
 
 @pytest.fixture

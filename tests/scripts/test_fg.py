@@ -18,7 +18,7 @@ from molflt.adsorption import PLACING
 from molflt.data.oc20.lmdb import LmdbDataset
 from molflt.data.oc20.writer import write_lmdb
 from molflt.files import resolve_path
-from molflt.model.config import LEVELS, WIDE
+from molflt.model.config import LEVELS, WIDE, Uncertainty
 from molflt.model.file import save_model
 from molflt.prediction.evaluate import evaluate
 from molflt.prediction.members import load_members, uncertainty_of
@@ -26,7 +26,7 @@ from molflt.vocabulary import TAG_ADSORBATE
 from scripts import results
 from scripts.benchmarks import adsorb_guesses
 from scripts.results import ROOT
-from scripts.tools.fg import describe, make, ship
+from scripts.tools.fg import describe, make, outside, ship
 
 app = typer.Typer()
 app.command()(make.main)
@@ -199,5 +199,22 @@ def test_cards_and_demo_agree():
     said = {row["of"]: (row["n"], float(row["inside_68"])) for row in rows if row["by"] == "uncertainty"}
     inside = [share for of, (_, share) in said.items() if "outside" not in of]
     assert inside == pytest.approx(uncertainty.coverage, abs=1e-4)
-    formula = f"{uncertainty.outside[LEVELS.index(WIDE)]:.2f} × (s + {uncertainty.outside_floor:.3f} eV)"
-    assert said["95.0%, outside"][0] == formula
+    for rule, (floor, multiples) in uncertainty.by_rule.items():
+        assert said[f"95.0%, outside: {rule}"][0] == f"{multiples[LEVELS.index(WIDE)]:.2f} × (s + {floor:.3f} eV)"
+    assert {*uncertainty.by_rule} == {*outside.RULES.values()}
+
+
+def test_intervals_outside_are_those_of_the_rule_that_is_broken():
+    """Errors of one metal, of larger adsorbates and of all else differ tenfold, so that no other could do."""
+    random = np.random.default_rng(0)
+    scales = {"Zn": 0.1, "Pt": 0.1, "size": 10.0, "size7": 10.0, "amidines": 1.0}
+    errors = {name: (abs(random.normal(scale=scale, size=400)), np.full(400, 0.2)) for name, scale in scales.items()}
+    bare = Uncertainty(
+        n_members=2, floor=0.0, multiples=[1e-6] * 4, coverage=[0.5] * 4, data="drawn", n_structures=400
+    )
+    known = outside.extended(bare, errors)
+    widths = known.half_width(np.full(4, 0.2), broken=[{"elements"}, {"size"}, {"bond"}, {}])
+    assert widths == pytest.approx([0.1, 10.0, 1.0, 0.0], rel=0.1, abs=1e-6)
+    found = {row["of"]: row["inside_68"] for row in outside.rows(errors, bare)}
+    assert found == {name: pytest.approx(0.683, abs=0.06) for name in ("Zn", "Pt", "size", "size7")}
+    assert outside.rows(errors, known, test=True)[-1]["inside_68"] == pytest.approx(0.683, abs=0.01)

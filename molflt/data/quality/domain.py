@@ -9,7 +9,8 @@ A structure is outside if one of its features does not occur, whatever the geome
 * its total charge does not occur, or it is a molecule with an odd number of electrons while all have an even one;
 * it is smaller or larger: fewer or more atoms than any isolated structure, or adsorbate atoms than on any surface;
 * its composition is not a combination of those that occur (:mod:`molflt.data.quality.occurrence`);
-* its adsorbate is another than the few, at most 20, of a training set with twenty structures or more for each.
+* its adsorbate is another than the few, at most 20, of a training set with twenty structures or more for each;
+* the cell of an adsorbate along the surface is smaller than any by 5 % or more, so that the coverage is higher.
 
 The other part of the rule is geometric and needs a neighbour list. A structure is also outside if
 
@@ -48,6 +49,7 @@ _FEWEST, _FOLDS, _SHARE, _SAFETY = 100, 5, 0.998, 1.5
 _MARGINS = (0.1, 0.4)
 """Å, the least and the largest margin."""
 _RARE, _STRAIN = 0.001, 0.02
+_NARROWER = 0.95
 _FAR = 1 << 60
 _UNLIMITED = 1e9
 
@@ -87,6 +89,9 @@ class Domain(BaseModel):
     most_atoms: int = Field(ge=0, description="of isolated structures")
     fewest_adsorbate_atoms: int = Field(0, ge=0, description="0: not recorded")
     most_adsorbate_atoms: int = Field(ge=0)
+    least_area: float = Field(
+        0.0, ge=0, description="Å², of a cell along a surface with an adsorbate; 0: not recorded"
+    )
     occurrence: Occurrence | None = Field(None, description="what occurs whatever the geometry; None: not recorded")
     distances: dict[str, list[tuple[float, float]]] = Field(
         description="Å, ranges by pair of elements, as C-H, margin included"
@@ -167,6 +172,11 @@ class Domain(BaseModel):
             if kind == sight.kind and most and not fewest <= n <= most:
                 limit = f"at most {most}" if n > most else f"at least {fewest}"
                 yield Reason("size", f"{n:,} {what}{'s' * (n != 1)}, and {limit} in training")
+        if sight.kind == ON_SURFACE and sight.area < _NARROWER * self.least_area:
+            text = (
+                f"an adsorbate to {sight.area:.0f} Å² of surface, and at least {self.least_area:.0f} Å² in training"
+            )
+            yield Reason("coverage", text)
         if self.occurrence is not None:
             yield from self.occurrence.reasons(sight, sight.kind in self.kinds)
 
@@ -199,6 +209,7 @@ class DomainFit:
         self._kinds: set[str] = set()
         self._atoms: set[int] = set()
         self._adsorbate_atoms: set[int] = set()
+        self._areas: set[float] = set()
         self._gap = self._rupture = 0.0
         self._strains: list[float] = []
         self._nearest = np.empty(0, dtype=np.int64)
@@ -220,6 +231,7 @@ class DomainFit:
             self._atoms.add(sight.n_atoms)
         if sight.kind == ON_SURFACE:
             self._adsorbate_atoms.add(sight.n_adsorbate)
+            self._areas.add(sight.area)
         self._n += 1
         if look.distances is not None and look.nearest is not None and look.environments is not None:
             self._distances.append(look.distances)
@@ -252,6 +264,7 @@ class DomainFit:
             most_atoms=max(self._atoms, default=0),
             fewest_adsorbate_atoms=min(self._adsorbate_atoms, default=0),
             most_adsorbate_atoms=max(self._adsorbate_atoms, default=0),
+            least_area=round(min(self._areas - {math.inf}, default=0.0), 2),
             occurrence=self._occurrence.occurrence(self._kinds),
             distances=ranges,
             nearest={

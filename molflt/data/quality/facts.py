@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from molflt.data.quality.contacts import Look, examine
 from molflt.data.quality.domain import Domain, DomainFit
 from molflt.data.quality.leaks import Sketches, sketch
-from molflt.data.quality.occurrence import Sight
+from molflt.data.quality.occurrence import Sight, areas
 from molflt.vocabulary import MAX_ATOMIC_NUMBER, N_TAGS, TARGETS
 
 _MOST_PAIRED = 2_000
@@ -113,9 +113,9 @@ class Facts(NamedTuple):
     def sights(self, places: np.ndarray) -> Iterator[Sight]:
         """Yield the features of structures that do not depend on their geometry."""
         ends = np.cumsum(self.n_codes)
-        columns = (ends - self.n_codes, ends, self.axes, self.charge)
-        for start, end, axes, charge in zip(*(column[places].tolist() for column in columns), strict=True):
-            yield Sight.made(axes, charge, self.codes[start:end].astype(np.int64), self.counts[start:end])
+        columns = (ends - self.n_codes, ends, self.axes, self.charge, areas(self.cell.reshape(-1, 3, 3)))
+        for start, end, axes, charge, area in zip(*(column[places].tolist() for column in columns), strict=True):
+            yield Sight(axes, charge, self.codes[start:end].astype(np.int64), self.counts[start:end], area)
 
     def seen(self, places: np.ndarray) -> Iterator[Look]:
         """Yield what structures contribute to the domain of their set."""

@@ -95,36 +95,46 @@ class Reason(NamedTuple):
     text: str
 
 
+def areas(cells: np.ndarray) -> np.ndarray:
+    """Smallest parallelogram of two lattice vectors, of a slab its surface, (n,) Å²; infinite without two.
+
+    ``cells`` are (n, 3, 3) Å, zero where nothing repeats.
+    """
+    found = np.linalg.norm(np.cross(cells, np.roll(cells, 1, axis=1)), axis=2)
+    return np.asarray(np.where(found, found, np.inf).min(axis=1))
+
+
 class Sight(NamedTuple):
     """Features of one structure that do not depend on its geometry.
 
     Attributes:
-        kind: see :data:`ISOLATED` and the like.
         axes: number of periodic axes.
         charge: e, zero where none is given.
         codes: of elements with a tag, ascending.
         counts: atoms of each.
+        area: Å², see :func:`areas`.
     """
 
-    kind: str
     axes: int
     charge: int
     codes: np.ndarray
     counts: np.ndarray
+    area: float
 
     @classmethod
     def of(cls, data: Data) -> Sight:
         """Extract the features of a structure."""
         codes, counts = np.unique((data.atomic_numbers * N_TAGS + data.tags).numpy(), return_counts=True)
         charge = round(float(data.charge)) if "charge" in data else 0
-        return cls.made(int(data.pbc.sum()), charge, codes, counts)
+        area = areas((data.cell * data.pbc[:, :, None]).numpy())[0]
+        return cls(int(data.pbc.sum()), charge, codes, counts, float(area))
 
-    @classmethod
-    def made(cls, axes: int, charge: int, codes: np.ndarray, counts: np.ndarray) -> Sight:
-        """Make the features of a structure from all but its kind."""
-        adsorbed = codes % N_TAGS == TAG_ADSORBATE
+    @property
+    def kind(self) -> str:
+        """One of :data:`ISOLATED` and the like."""
+        adsorbed = self.codes % N_TAGS == TAG_ADSORBATE
         kind = NO_SURFACE if adsorbed.all() else ON_SURFACE if adsorbed.any() else NO_ADSORBATE
-        return cls(kind if axes else ISOLATED, axes, charge, codes, counts)
+        return kind if self.axes else ISOLATED
 
     @property
     def n_atoms(self) -> int:
