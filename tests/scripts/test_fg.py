@@ -208,7 +208,9 @@ def test_intervals_outside_are_those_of_the_rule_that_is_broken():
     """Errors of one metal, of larger adsorbates and of all else differ tenfold, so that no other could do."""
     random = np.random.default_rng(0)
     scales = {"Zn": 0.1, "Pt": 0.1, "size": 10.0, "size7": 10.0, "amidines": 1.0}
-    errors = {name: (abs(random.normal(scale=scale, size=400)), np.full(400, 0.2)) for name, scale in scales.items()}
+    errors = {
+        name: (abs(random.normal(scale=scale, size=1600)), np.full(1600, 0.2)) for name, scale in scales.items()
+    }
     bare = Uncertainty(
         n_members=2, floor=0.0, multiples=[1e-6] * 4, coverage=[0.5] * 4, data="drawn", n_structures=400
     )
