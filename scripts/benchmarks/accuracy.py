@@ -106,7 +106,7 @@ def divisions(rows: list[results.Row] | None = None) -> str:
     columns: dict[str, dict[str, list[float]]] = {}
     order = [*VARIANTS, MEAN, *ROWS]
     for row in sorted(mine, key=lambda row: (order.index(row["model"]), float(row["epochs"] or 0))):
-        longer = row["model"] in VARIANTS and row["epochs"] != "20"
+        longer = row["model"] in (*VARIANTS, MEAN) and row["epochs"] != "20"
         name = f"{row['model']}, {row['epochs']} epochs" if longer else row["model"]
         columns.setdefault(name, {}).setdefault(row["set"], []).append(float(row["mae"]))
     cells = [
@@ -140,7 +140,9 @@ def nested(rows: list[results.Row] | None = None) -> str:
         if not tried or np.isnan(inner).any():
             continue
         chosen = tried[int(np.argmin(inner))]
-        judged.append(error(f"slice{kept_apart}", "test", chosen))
+        if np.isnan(outer := error(f"slice{kept_apart}", "test", chosen)):
+            continue
+        judged.append(outer)
         cells.append([kept_apart, *(f"{one:.4f}" for one in inner), chosen, f"{judged[-1]:.4f}"])
     cells.append(["mean", *len(tried) * [""], "", mean_and_spread(judged)])
     head = ["slice", *(f"the other three, {epochs} epochs" for epochs in tried), "chosen", "MAE, eV"]

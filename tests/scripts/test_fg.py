@@ -196,11 +196,11 @@ def test_cards_and_demo_agree():
     assert np.mean(np.less(errors, widths)) == pytest.approx(0.683, abs=0.02)
     shipped = load_members("pretrained:fg")
     uncertainty = uncertainty_of(shipped)
-    said = {row["of"]: (row["n"], float(row["inside_68"])) for row in rows if row["by"] == "uncertainty"}
-    inside = [share for of, (_, share) in said.items() if "outside" not in of]
+    said = {row["of"]: row for row in rows if row["by"] == "uncertainty"}
+    inside = [float(row["inside_68"]) for of, row in said.items() if "outside" not in of]
     assert inside == pytest.approx(uncertainty.coverage, abs=1e-4)
     for rule, (floor, multiples) in uncertainty.by_rule.items():
-        assert said[f"95.0%, outside: {rule}"][0] == f"{multiples[LEVELS.index(WIDE)]:.2f} × (s + {floor:.3f} eV)"
+        assert said[f"95.0%, outside: {rule}"]["n"] == f"{multiples[LEVELS.index(WIDE)]:.2f} × (s + {floor:.3f} eV)"
     assert {*uncertainty.by_rule} == {*outside.RULES.values()}
 
 

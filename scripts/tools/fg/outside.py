@@ -104,9 +104,15 @@ def main(
         save_models(path, calibrated(members, known))
     new = rows(errors, known, test)
     of = {"others": (known.outside_floor, known.outside), **known.by_rule}
-    for (rule, (floor, multiples)), level in () if test else product(of.items(), (ONE_SIGMA, WIDE)):
+    shares = {ONE_SIGMA: "inside_68", WIDE: "inside_95"}
+    for (rule, (floor, multiples)), level in () if test else product(of.items(), shares):
         formula = f"{multiples[LEVELS.index(level)]:.2f} × (s + {floor:.3f} eV)"
-        new.append({"by": "uncertainty", "of": f"{level:.1%}, outside: {rule}", "n": formula})
+        # The mean over the divisions of a kind, each by the others.
+        found = [
+            row[shares[level]] for row in new if row["by"] == "outside" and RULES.get(row["of"], "others") == rule
+        ]
+        mean = {"inside_68": float(np.mean(found))} if found else {}
+        new.append({"by": "uncertainty", "of": f"{level:.1%}, outside: {rule}", "n": formula, **mean})
     kept = results.read(results.ROOT / NUMBERS)
     mine = [
         (row["by"] == "outside" and row["of"] in errors) if test else "outside" in row["by"] + row["of"]

@@ -151,7 +151,7 @@ def table(view: str, rows: Iterable[results.Row] | None = None) -> str:
     if view == "file":
         return results.markdown(["file", ""], [[row["of"], row["n"]] for row in mine])
     if view == "uncertainty":
-        cells = [[row["of"], row["n"], f"{float(row['inside_68']):.1%}"] for row in mine]
+        cells = [[row["of"], row["n"], f"{float(row['inside_68']):.1%}" if row["inside_68"] else "–"] for row in mine]
         return results.markdown(["interval of", "half-width", "found"], cells)
     if view in ("others", "contest"):
         ours = [["**`pretrained:fg`**", f"**{float(of['all', 'val']['mae']):.3f}**"]] if view == "contest" else []
