@@ -9,11 +9,11 @@ intervals of the others of its kind, go to docs/results/fg.csv.
     molflt train small data.train=Zn-train.lmdb data.val=Zn-test.lmdb trainer.max_epochs=10 seed=0 --out Zn-0
     python -m scripts.tools.fg.outside Zn=Zn-0,Zn-1 Pt=Pt-0,Pt-1 size=size-0,size-1,size-2 size7=size7-0,size7-1 \
         amidines=amidines-0,amidines-1
-    python -m scripts.tools.fg.outside --test carbamate-esters=esters-0,esters-1   # of the intervals in the file
+    python -m scripts.tools.fg.outside --test molecules=molecules-0,molecules-1    # of the intervals in the file
     python -m scripts.tools.tables
 
 ``scripts.benchmarks.accuracy_data.split`` writes the files of a division. The shipped numbers have 10 epochs for
-metals and carbamate esters, 20 for size and amidines, and 45 for size7.
+metals, 20 for size, amidines and molecules, 40 for slices, and 45 for size7.
 """
 
 from __future__ import annotations
@@ -102,15 +102,13 @@ def main(
     if not test:
         known = extended(known, errors)
         save_models(path, calibrated(members, known))
-    new = rows(errors, known, test)
-    of = {"others": (known.outside_floor, known.outside), **known.by_rule}
+    judged = rows(errors, known, test)
+    new, of = [*judged], {"others": (known.outside_floor, known.outside), **known.by_rule}
     shares = {ONE_SIGMA: "inside_68", WIDE: "inside_95"}
     for (rule, (floor, multiples)), level in () if test else product(of.items(), shares):
         formula = f"{multiples[LEVELS.index(level)]:.2f} × (s + {floor:.3f} eV)"
         # The mean over the divisions of a kind, each by the others.
-        found = [
-            row[shares[level]] for row in new if row["by"] == "outside" and RULES.get(row["of"], "others") == rule
-        ]
+        found = [row[shares[level]] for row in judged if RULES.get(row["of"], "others") == rule]
         mean = {"inside_68": float(np.mean(found))} if found else {}
         new.append({"by": "uncertainty", "of": f"{level:.1%}, outside: {rule}", "n": formula, **mean})
     kept = results.read(results.ROOT / NUMBERS)
