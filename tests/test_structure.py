@@ -30,7 +30,7 @@ BUDGET = {
     "adsorption": (4, 691),
     "attention": (35, 3_636),
     "cli": (11, 1_469),
-    "data": (55, 8_605),
+    "data": (55, 8_603),
     "export": (4, 463),
     "invariance": (2, 318),
     "model": (10, 890),

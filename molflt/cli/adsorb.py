@@ -24,7 +24,7 @@ def adsorb_command(
         show_default="fourteen metals",
     ),
     coverage: str = typer.Option(
-        None, metavar="1/N", help="One molecule to N atoms of the outermost plane.", show_default="low"
+        None, metavar="1/N", help="One molecule to N outermost atoms.", show_default="low: images keep apart"
     ),
     model: str = typer.Option("pretrained:fg", help="Model of y_relaxed: a file, run directory or ensemble."),
     guesses: int = typer.Option(200, min=1, help="Placements of the molecule on each surface."),

@@ -143,7 +143,7 @@ def nested(rows: list[results.Row] | None = None) -> str:
         if np.isnan(outer := error(f"slice{kept_apart}", "test", chosen)):
             continue
         judged.append(outer)
-        cells.append([kept_apart, *(f"{one:.4f}" for one in inner), chosen, f"{judged[-1]:.4f}"])
+        cells.append([kept_apart, *(f"{one:.4f}" for one in inner), chosen, f"{outer:.4f}"])
     cells.append(["mean", *len(tried) * [""], "", mean_and_spread(judged)])
     head = ["slice", *(f"the other three, {epochs} epochs" for epochs in tried), "chosen", "MAE, eV"]
     return results.markdown(head, cells)

@@ -199,7 +199,8 @@ def test_cards_and_demo_agree():
     said = {row["of"]: row for row in rows if row["by"] == "uncertainty"}
     inside = [float(row["inside_68"]) for of, row in said.items() if "outside" not in of]
     assert inside == pytest.approx(uncertainty.coverage, abs=1e-4)
-    for rule, (floor, multiples) in uncertainty.by_rule.items():
+    of = {"others": (uncertainty.outside_floor, uncertainty.outside), **uncertainty.by_rule}
+    for rule, (floor, multiples) in of.items():
         assert said[f"95.0%, outside: {rule}"]["n"] == f"{multiples[LEVELS.index(WIDE)]:.2f} × (s + {floor:.3f} eV)"
     assert {*uncertainty.by_rule} == {*outside.RULES.values()}
 

@@ -163,22 +163,20 @@ class Domain(BaseModel):
 
     def unseen(self, sight: Sight) -> Iterator[Reason]:
         """Reasons that do not depend on the geometry."""
-        if sight.kind not in self.kinds:
-            yield Reason("kind", f"{sight.kind}, and only {' and '.join(self.kinds)} in training")
+        if (mine := sight.kind) not in self.kinds:
+            yield Reason("kind", f"{mine}, and only {' and '.join(self.kinds)} in training")
         for kind, n, fewest, most, what in (
             (ISOLATED, sight.n_atoms, self.fewest_atoms, self.most_atoms, "atom"),
             (ON_SURFACE, sight.n_adsorbate, self.fewest_adsorbate_atoms, self.most_adsorbate_atoms, "adsorbate atom"),
         ):
-            if kind == sight.kind and most and not fewest <= n <= most:
+            if kind == mine and most and not fewest <= n <= most:
                 limit = f"at most {most}" if n > most else f"at least {fewest}"
                 yield Reason("size", f"{n:,} {what}{'s' * (n != 1)}, and {limit} in training")
-        if sight.kind == ON_SURFACE and sight.area < _NARROWER * self.least_area:
-            text = (
-                f"an adsorbate to {sight.area:.0f} Å² of surface, and at least {self.least_area:.0f} Å² in training"
-            )
+        if mine == ON_SURFACE and sight.area < _NARROWER * (least := self.least_area):
+            text = f"an adsorbate to {sight.area:.0f} Å² of surface, and at least {least:.0f} Å² in training"
             yield Reason("coverage", text)
         if self.occurrence is not None:
-            yield from self.occurrence.reasons(sight, sight.kind in self.kinds)
+            yield from self.occurrence.reasons(sight, mine in self.kinds)
 
     def _strange_distance(self, a: int, b: int, distance: float) -> str:
         seen = "at no such distance" if _name(a, b) in self.distances else "never so near"
@@ -209,7 +207,7 @@ class DomainFit:
         self._kinds: set[str] = set()
         self._atoms: set[int] = set()
         self._adsorbate_atoms: set[int] = set()
-        self._areas: set[float] = set()
+        self._area = math.inf
         self._gap = self._rupture = 0.0
         self._strains: list[float] = []
         self._nearest = np.empty(0, dtype=np.int64)
@@ -226,12 +224,12 @@ class DomainFit:
         """Learn from one structure."""
         sight = look.sight
         self._occurrence.add(sight)
-        self._kinds.add(sight.kind)
-        if sight.kind == ISOLATED:
+        self._kinds.add(kind := sight.kind)
+        if kind == ISOLATED:
             self._atoms.add(sight.n_atoms)
-        if sight.kind == ON_SURFACE:
+        if kind == ON_SURFACE:
             self._adsorbate_atoms.add(sight.n_adsorbate)
-            self._areas.add(sight.area)
+            self._area = min(self._area, sight.area)
         self._n += 1
         if look.distances is not None and look.nearest is not None and look.environments is not None:
             self._distances.append(look.distances)
@@ -264,7 +262,7 @@ class DomainFit:
             most_atoms=max(self._atoms, default=0),
             fewest_adsorbate_atoms=min(self._adsorbate_atoms, default=0),
             most_adsorbate_atoms=max(self._adsorbate_atoms, default=0),
-            least_area=round(min(self._areas - {math.inf}, default=0.0), 2),
+            least_area=0.0 if math.isinf(self._area) else round(self._area, 2),
             occurrence=self._occurrence.occurrence(self._kinds),
             distances=ranges,
             nearest={
